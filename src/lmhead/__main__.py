@@ -1,0 +1,5 @@
+"""`python -m lmhead` is `lmhead`."""
+
+from lmhead.cli import main
+
+main()

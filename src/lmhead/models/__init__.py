@@ -1,0 +1,1 @@
+"""Where weights come from: built-in names, fetching, GGUF and safetensors reading."""

@@ -1,0 +1,40 @@
+"""Fixtures that more than one room needs: the real models, tiny ones, and the command line."""
+
+import os
+
+# Two cores: without this every worker would start threads of its own for both.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test may depend on a hub
+
+from pathlib import Path
+
+import pytest
+
+from lmhead.models.fetch import folder_of, is_here, pull
+from lmhead.models.registry import BUILT_IN
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The real smollm2-135m as a Hugging Face folder."""
+    return pull("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf(smollm2: Path) -> Path:
+    """The GGUF file that smollm2-135m was converted from."""
+    return smollm2 / BUILT_IN["smollm2-135m"].gguf
+
+
+@pytest.fixture(scope="session")
+def gemma3() -> Path:
+    """The real gemma3-270m, where its terms were accepted and it was pulled."""
+    if not is_here("gemma3-270m"):
+        pytest.skip("gemma3-270m is not in the cache; `make test-all` fetches it")
+    return folder_of("gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def gemma3_gguf(gemma3: Path) -> Path:
+    """The GGUF file that gemma3-270m was converted from."""
+    return gemma3 / BUILT_IN["gemma3-270m"].gguf

@@ -1,0 +1,76 @@
+"""Folders that are not what they should be, each with an error that says what to do."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lmhead.errors import BadCheckpoint, UnsupportedModel
+from lmhead.models.checkpoint import open_checkpoint, read_header
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    tensors = {"a": torch.randn(7, 3), "b": torch.randn(5).to(torch.bfloat16)}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    return tmp_path
+
+
+def test_headers_and_tensors(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    a, b = checkpoint.tensors["a"], checkpoint.tensors["b"]
+    assert (a.dtype, a.shape, a.size, a.nbytes) == ("F32", (7, 3), 21, 84)
+    assert (b.dtype, b.shape, b.nbytes) == ("BF16", (5,), 10)
+    assert checkpoint.read("b").dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("keep", [0, 7, 8, 40, -1])
+def test_truncated_safetensors(folder: Path, keep: int) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(BadCheckpoint, match="truncated"):
+        open_checkpoint(folder)
+
+
+def test_damaged_header(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[10:20] = b"\xff" * 10
+    file.write_bytes(data)
+    with pytest.raises(BadCheckpoint, match=r"model\.safetensors"):
+        read_header(file)
+
+
+def test_no_config(tmp_path: Path) -> None:
+    with pytest.raises(BadCheckpoint, match=r"no config\.json"):
+        open_checkpoint(tmp_path)
+
+
+def test_config_that_is_no_object(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(BadCheckpoint, match="expected an object"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_pickles_are_refused_with_the_way_to_convert(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_bytes(b"\x80\x04")
+    with pytest.raises(UnsupportedModel, match="save_pretrained"):
+        open_checkpoint(tmp_path)
+
+
+def test_no_weights_at_all(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BadCheckpoint, match="no weights"):
+        open_checkpoint(tmp_path)
+
+
+def test_missing_shard(folder: Path) -> None:
+    names = {"a": "model-1.safetensors", "b": "model.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(BadCheckpoint, match=r"lacks 1 of the 2 files"):
+        open_checkpoint(folder)
