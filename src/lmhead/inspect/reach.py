@@ -1,0 +1,141 @@
+"""Which rows of the head the tokenizer has a token for, and which tokens have no row.
+
+A head is often padded to a round number of rows; nothing that the tokenizer can read or write uses
+those. The other way round, a tokenizer with more ids than rows makes the model fail on some text.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmhead.errors import BadCheckpoint
+from lmhead.models.checkpoint import read_json
+
+_RANGES_SHOWN = 5
+_GGUF_UNUSED = 5  # the token type of rows that a converter had to invent a token for
+
+# A key "vocab" with an object or a list can only be the model's own: inside it, values are numbers.
+_VOCAB = re.compile(rb'"vocab"\s*:\s*(?=[{\[])')
+_MERGES = re.compile(rb'"merges"\s*:\s*\[')
+_ADDED = re.compile(rb'"added_tokens"\s*:\s*(?=\[)')
+_PLACEHOLDER = re.compile(
+    r"<\|?(unused|reserved|extra|dummy|placeholder|SPECIAL)\D{0,20}\d+\|?>"
+    r"|\[(unused|control_|PAD)\d+\]"
+)
+
+
+@dataclass(frozen=True)
+class TokenizerReach:
+    """The tokenizer's ids against the head's V rows."""
+
+    ids: int  # how many the tokenizer has
+    largest_id: int
+    rows_without_token: int
+    ranges_without_token: tuple[tuple[int, int], ...]  # the first few, each from first to last
+    tokens_without_row: int
+    placeholder_rows: int  # rows whose token only keeps a place free, such as <unused7>
+
+
+def folder_reach(folder: Path, vocab_size: int) -> TokenizerReach | None:
+    """Compare a folder's tokenizer with V rows; None if its tokenizer is of no kind we read."""
+    tokens = _folder_tokens(folder)
+    return None if not tokens else _reach(tokens, vocab_size)
+
+
+def gguf_reach(metadata: Mapping[str, Any], vocab_size: int) -> TokenizerReach | None:
+    """Compare a GGUF file's own token list with V rows; None if it has none."""
+    texts = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(texts, Sequence) or not texts:
+        return None
+    types = metadata.get("tokenizer.ggml.token_type") or ()
+    tokens = dict(enumerate(texts[:]))
+    for i, kind in enumerate(types[:]):
+        if kind == _GGUF_UNUSED:
+            tokens.pop(i, None)
+    return _reach(tokens, vocab_size)
+
+
+def _reach(tokens: Mapping[int, str], vocab_size: int) -> TokenizerReach:
+    """Compare id -> token with V rows."""
+    missing = sorted(set(range(vocab_size)) - tokens.keys())
+    marked = [(i, text) for i, text in tokens.items() if text.startswith(("<", "["))]
+    return TokenizerReach(
+        ids=len(tokens),
+        largest_id=max(tokens, default=-1),
+        rows_without_token=len(missing),
+        ranges_without_token=tuple(_ranges(missing))[:_RANGES_SHOWN],
+        tokens_without_row=len(tokens) - (vocab_size - len(missing)),
+        placeholder_rows=sum(
+            1 for i, text in marked if i < vocab_size and _PLACEHOLDER.fullmatch(text)
+        ),
+    )
+
+
+def _ranges(ids: Iterable[int]) -> list[tuple[int, int]]:
+    """Return runs of consecutive ids as (first, last)."""
+    runs: list[tuple[int, int]] = []
+    for i in ids:
+        if runs and runs[-1][1] == i - 1:
+            runs[-1] = (runs[-1][0], i)
+        else:
+            runs.append((i, i))
+    return runs
+
+
+def _folder_tokens(folder: Path) -> dict[int, str]:
+    """Return id -> token of a folder's tokenizer, empty if it has none that we read."""
+    tokens: dict[int, str] = {}
+    fast, slow = folder / "tokenizer.json", folder / "vocab.json"
+    if fast.is_file():
+        tokens = _fast_tokens(fast)
+    elif slow.is_file():
+        tokens = _by_id(slow, read_json(slow))
+    if not tokens:
+        return {}
+    added = folder / "added_tokens.json"
+    if added.is_file():
+        tokens |= _by_id(added, read_json(added))
+    settings = folder / "tokenizer_config.json"
+    if settings.is_file():
+        decoder = read_json(settings).get("added_tokens_decoder")
+        if isinstance(decoder, dict):
+            tokens |= {int(i): str(token.get("content", "")) for i, token in decoder.items()}
+    return tokens
+
+
+def _fast_tokens(path: Path) -> dict[int, str]:
+    """Read only vocabulary and added tokens: the merges are four fifths of a large file."""
+    data = path.read_bytes()
+    vocab_at = _VOCAB.search(data)
+    if vocab_at is None:
+        raise BadCheckpoint(f"{path} has no vocabulary; expected a tokenizer.json; fetch it again")
+    merges_at = _MERGES.search(data, vocab_at.end())
+    vocab = _value_at(path, data[vocab_at.end() : merges_at.start() if merges_at else None])
+    if isinstance(vocab, list):  # Unigram: the place in the list is the id
+        tokens = {i: str(entry[0]) for i, entry in enumerate(vocab)}
+    else:
+        tokens = _by_id(path, vocab)
+    # The tokenizers library writes them before the vocabulary, but JSON has no order.
+    if added_at := _ADDED.search(data):
+        before = added_at.start() < vocab_at.start()
+        added = _value_at(path, data[added_at.end() : vocab_at.start() if before else None])
+        tokens |= _by_id(path, {token.get("content"): token.get("id") for token in added})
+    return tokens
+
+
+def _value_at(path: Path, data: bytes) -> Any:
+    """Parse the JSON value that `data` opens with."""
+    try:
+        return json.JSONDecoder().raw_decode(data.decode("utf-8"))[0]
+    except ValueError as error:
+        raise BadCheckpoint(f"{path} is damaged ({error}); fetch it again") from error
+
+
+def _by_id(path: Path, vocab: Mapping[str, Any]) -> dict[int, str]:
+    tokens = {i: text for text, i in vocab.items()}
+    if not set(map(type, tokens)) <= {int}:
+        raise BadCheckpoint(f"{path} gives tokens ids that are no integers; fetch it again")
+    return tokens
