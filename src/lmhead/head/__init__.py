@@ -1,0 +1,7 @@
+"""The engines of a head: every one answers `head(h)`, `topk` and `sample` in the same words."""
+
+from lmhead.head.base import Head, TopK
+from lmhead.head.dense import LMHead
+from lmhead.head.steps import Scale
+
+__all__ = ["Head", "LMHead", "Scale", "TopK"]

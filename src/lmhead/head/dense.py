@@ -1,0 +1,266 @@
+"""LMHead: the dense engine, and the reference that every other engine is measured against.
+
+    z = softcap(scale(W norm(h) + bias))
+
+Symbols: h hidden state `[..., d]`, W weight `[V, d]`, z logits `[..., V]`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lmhead.errors import BadCheckpoint, BadInput
+from lmhead.head.base import TopK, check_k, check_temperature, draw, ranked
+from lmhead.head.steps import Scale
+from lmhead.progress import Progress, silent
+
+_CHUNK = 2**22  # elements looked at together, where a copy is unavoidable
+
+
+class LMHead(nn.Module):
+    """The last layer of a language model: final norm, projection, scale and softcap.
+
+    - `weight [V, d]`, `bias [V]`: the projection. They are kept as they are, never copied; of a
+      model they stay its own parameters.
+    - `norm`: the module that stands between the last block and the projection, mostly a
+      LayerNorm or RMSNorm; where a model does more there, all of it.
+    - `scale`: a number that multiplies the logits, or `Scale(x, divide=True)`.
+    - `softcap`: c in `c * tanh(z / c)`, applied last.
+    - `tied`: the weight is the input embedding.
+    - `logits_dtype`: what the logits are cast to right after the projection, where the model does.
+    - `vocab_size`: where the model itself cuts off the logits of padding rows, how many it keeps.
+      All rows stay in the weight.
+    - `state_size`: the width of what enters the norm, where a projection in it makes that differ.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    norm: nn.Module | None
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        norm: nn.Module | None = None,
+        softcap: float | None = None,
+        scale: float | Scale | None = None,
+        tied: bool = False,
+        *,
+        logits_dtype: torch.dtype | None = None,
+        vocab_size: int | None = None,
+        state_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if weight.ndim != 2 or not weight.is_floating_point() or 0 in weight.shape:
+            raise BadInput(
+                f"the weight is {weight.dtype} of shape {list(weight.shape)}; "
+                "expected floating point [V, d]"
+            )
+        if bias is not None and bias.shape != weight.shape[:1]:
+            raise BadInput(
+                f"the bias has shape {list(bias.shape)}; expected [{weight.shape[0]}], "
+                "one number for every row of the weight"
+            )
+        if softcap is not None and not 0 < softcap < float("inf"):
+            raise BadInput(f"softcap is {softcap}; expected a positive number, or None for none")
+        if vocab_size is not None:
+            check_k(vocab_size, weight.shape[0])
+        self._keep("weight", weight)
+        self._keep("bias", bias)
+        self.norm = norm
+        self.softcap = softcap
+        self.scale = scale if scale is None or isinstance(scale, Scale) else Scale(float(scale))
+        self.tied = tied
+        self.logits_dtype = logits_dtype
+        self._vocab_size = vocab_size or weight.shape[0]
+        self.state_size = state_size or weight.shape[1]
+        self._digest: tuple[object, str] | None = None
+
+    def _keep(self, name: str, tensor: Tensor | None) -> None:
+        # A parameter of a model stays that very parameter, so that training one trains the other;
+        # a bare tensor stays that very tensor, so that gradients reach it.
+        if tensor is None or isinstance(tensor, nn.Parameter):
+            self.register_parameter(name, tensor)
+        else:
+            self.register_buffer(name, tensor)
+
+    @classmethod
+    def from_model(cls, model: nn.Module, **inputs: Any) -> "LMHead":
+        """Take the head of a Hugging Face causal language model, sharing its parameters.
+
+        The head is found by watching the model work on two tokens. `inputs` replaces the
+        arguments of that trial run for a model that needs more than `input_ids`.
+        """
+        from lmhead.head.locate import locate
+
+        head = locate(model, **inputs).head
+        head.require_finite()
+        return head
+
+    @classmethod
+    def from_pretrained(cls, model: str | Path, progress: Progress = silent) -> "LMHead":
+        """Read the head, and nothing else, of a folder, `.gguf` file, built-in name or hub id.
+
+        The tensors are memory-mapped where their dtype is the one the model is to have; they do
+        not require gradients until `requires_grad_()` is called.
+        """
+        from lmhead.head.pretrained import read_head
+        from lmhead.models.resolve import resolve
+
+        head = read_head(resolve(model, progress))
+        head.require_finite()
+        return head
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of logits."""
+        return self._vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """d, the width of what enters the projection."""
+        return self.weight.shape[1]
+
+    def forward(self, h: Tensor, normed: bool = False) -> Tensor:
+        """Score every token: `[..., d]` to logits `[..., V]`."""
+        if self.norm is not None and not normed:
+            h = self.norm(_check_width(h, self.state_size, "the state before the final norm"))
+        h = _check_width(h, self.hidden_size, "the state that enters the projection")
+        z = F.linear(h.to(self.weight.dtype), self.weight, self.bias)  # [..., V]
+        if self.logits_dtype is not None:
+            z = z.to(self.logits_dtype)
+        if self.scale is not None:
+            z = self.scale(z)
+        if self.softcap is not None:
+            z = torch.tanh(z / self.softcap) * self.softcap
+        return z[..., : self.vocab_size]
+
+    def topk(self, h: Tensor, k: int, normed: bool = False) -> TopK:
+        """Return the k best tokens, ids and logits `[..., k]` each.
+
+        Best first; among equal logits the lower id is the better one.
+        """
+        check_k(k, self.vocab_size)
+        return ranked(self(h, normed=normed), k)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        h: Tensor,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+        normed: bool = False,
+    ) -> Tensor:
+        """Draw the next token: ids `[...]`.
+
+        Temperature 0 is greedy. `top_k` keeps exactly that many tokens, the lower ids first among
+        equal logits.
+        """
+        check_temperature(temperature)
+        if top_k is None:
+            return draw(self(h, normed=normed), temperature, generator)
+        best = self.topk(h, top_k, normed=normed)
+        pick = draw(best.logits, temperature, generator)
+        return best.ids.gather(-1, pick.unsqueeze(-1)).squeeze(-1)
+
+    @property
+    def sha256(self) -> str:
+        """What the projection is, as one hexadecimal number.
+
+        It covers shape, dtype and bytes of weight and bias, the scale, the softcap and the number
+        of logits, but not the norm. The same weights in another dtype are another head, with
+        another number. It is computed when first asked for, and again after the weights changed.
+        """
+        key = tuple((t.data_ptr(), _version(t)) for t in self._projection())
+        if self._digest is None or self._digest[0] != key:
+            self._digest = key, self._hash()
+        return self._digest[1]
+
+    def _hash(self) -> str:
+        about = {
+            "shape": list(self.weight.shape),
+            "dtype": [_short(t.dtype) for t in self._projection()],
+            "scale": str(self.scale),
+            "softcap": self.softcap,
+            "logits": [self.vocab_size, str(self.logits_dtype)],
+        }
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+        for tensor in self._projection():
+            for rows in _chunks(tensor.detach()):
+                # Bytes, because numpy has no bfloat16; a view, unless the rows are strided.
+                digest.update(rows.cpu().contiguous().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def _projection(self) -> list[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    def require_finite(self) -> None:
+        """Refuse NaN and infinity in weight, bias or norm; say how many and where first."""
+        named = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        for name, tensor in named.items():
+            if not tensor.is_floating_point() or tensor.numel() == 0:
+                continue
+            tensor = tensor.detach()
+            if all(bound.isfinite() for bound in torch.aminmax(tensor)):
+                continue  # the usual case, with nothing copied
+            bad = torch.cat([~rows.isfinite().flatten(1).all(1) for rows in _chunks(tensor)])
+            count = sum(int((~rows.isfinite()).sum()) for rows in _chunks(tensor))
+            raise BadCheckpoint(
+                f"the head's {name} holds {count:,} numbers that are NaN or infinite, the first "
+                f"in row {int(bad.nonzero()[0])}; expected finite weights: fetch the model again"
+            )
+
+    def __repr__(self) -> str:
+        size = sum(t.nbytes for t in self._projection())
+        facts = [
+            f"{self.weight.shape[0]} x {self.hidden_size} {_short(self.weight.dtype)}",
+            f"{size:,} bytes",
+            "tied" if self.tied else "untied",
+            f"bias={self.bias is not None}",
+            f"norm={_one_line(self.norm)}",
+            f"scale={self.scale}",
+            f"softcap={self.softcap}",
+        ]
+        if self.logits_dtype is not None:
+            facts.append(f"logits_dtype={_short(self.logits_dtype)}")
+        if self.vocab_size != self.weight.shape[0]:
+            facts.append(f"vocab_size={self.vocab_size}")
+        return f"LMHead({', '.join(facts)})"
+
+
+def _check_width(h: Tensor, width: int, what: str) -> Tensor:
+    got = h.shape[-1] if h.ndim else 0
+    if got != width:
+        raise BadInput(f"h has width {got}, but {what} has {width}; expected h of [..., {width}]")
+    if not h.is_floating_point():
+        raise BadInput(f"h is {_short(h.dtype)}; expected floating point hidden states, not ids")
+    return h
+
+
+def _chunks(tensor: Tensor) -> Iterator[Tensor]:
+    tensor = tensor.reshape(tensor.shape or (1,))
+    step = max(1, _CHUNK // max(1, tensor[:1].numel()))
+    return (tensor[start : start + step] for start in range(0, len(tensor), step))
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _one_line(module: nn.Module | None) -> str:
+    if isinstance(module, nn.Sequential):
+        return " > ".join(map(_one_line, module))
+    if module is None:
+        return "None"
+    return f"{type(module).__name__}({module.extra_repr()})"

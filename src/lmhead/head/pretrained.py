@@ -1,0 +1,162 @@
+"""Read the head of a Hugging Face folder, and nothing else of it.
+
+The model is built from its configuration on the meta device, where it has structure but no
+weights; `locate` finds the head there; then the tensors of the head alone are read from the
+safetensors files, memory-mapped. transformers' own rules say what they are called in the files,
+and which dtype the loaded model would give them, so that the head is the one of
+`AutoModelForCausalLM.from_pretrained`.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lmhead.errors import BadCheckpoint, UnsupportedModel
+from lmhead.head.dense import LMHead
+from lmhead.head.locate import locate
+from lmhead.models.checkpoint import Checkpoint, open_checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+_FLOATS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+def read_head(folder: Path) -> LMHead:
+    """Read the head of a causal language model from its folder."""
+    checkpoint = open_checkpoint(folder)
+    twin = _twin(checkpoint)
+    found = locate(twin)
+    head, tensors = found.head, _Tensors(checkpoint, twin)
+    for path, tensor in (*head.named_parameters(), *head.named_buffers()):
+        names = tensors.names(tensor)
+        if not names:
+            raise BadCheckpoint(
+                f"{folder} holds no tensor for the head's {path}, "
+                f"which the model calls {tensors.called(tensor)}; fetch the model again"
+            )
+        # A tied weight that is stored twice all the same: the output layer's own copy counts.
+        names.sort(key=lambda name: not name.startswith(f"{found.layer_name}."))
+        value = tensors.read(names[0], tensor)
+        if path == "weight" and head.tied and len(names) > 1:
+            head.tied = torch.equal(value, tensors.read(names[1], tensor))
+        if isinstance(tensor, nn.Parameter):
+            value = nn.Parameter(value, requires_grad=False)
+        owner, _, name = path.rpartition(".")
+        setattr(head.get_submodule(owner), name, value)
+    return head
+
+
+def _twin(checkpoint: Checkpoint) -> "PreTrainedModel":
+    """Build the model of a folder on the meta device."""
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = checkpoint.folder
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, OSError) as error:
+        raise UnsupportedModel(
+            f"transformers {transformers.__version__} does not know the model in {folder} "
+            f"({_first_line(error)}); expected an architecture that it has, without remote code"
+        ) from error
+    architecture = next(iter(config.architectures or ()), "")
+    kind: Any = getattr(transformers, architecture, None)
+    mapped = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if not (mapped if kind is None else kind.can_generate()):
+        raise UnsupportedModel(
+            f"{folder} holds {architecture or config.model_type}, which has no head that generates "
+            "text; expected a causal language model, one that AutoModelForCausalLM loads"
+        )
+    # Experts are run one by one: the grouped kernels refuse tensors without data.
+    settings: dict[str, Any] = {"experts_implementation": "eager"}
+    settings["dtype"] = config.dtype or _stored_dtype(checkpoint)
+    try:
+        with torch.device("meta"):
+            if mapped:
+                model = AutoModelForCausalLM.from_config(config, **settings)
+            else:
+                model = kind._from_config(config, **settings)
+    except Exception as error:  # whatever the model's own code may raise
+        raise UnsupportedModel(
+            f"{architecture or config.model_type} cannot be built from {folder}/config.json "
+            f"({_first_line(error)}); check the file, or install what it asks for"
+        ) from error
+    # Some parameters are made on the CPU whatever one says.
+    return model.to("meta").eval()
+
+
+class _Tensors:
+    """The tensors of a checkpoint under the names and in the dtypes of the model."""
+
+    def __init__(self, checkpoint: Checkpoint, twin: "PreTrainedModel") -> None:
+        self._checkpoint = checkpoint
+        self._stored = _stored_names(checkpoint.tensors, twin)
+        self._fp32 = list(twin._get_dtype_plan(twin.dtype))  # what stays float32 in a half model
+        self._names: dict[int, list[str]] = {}
+        for name, tensor in twin.state_dict(keep_vars=True).items():
+            self._names.setdefault(id(tensor), []).append(name)
+
+    def names(self, tensor: Tensor) -> list[str]:
+        """List the model's names for a tensor that the folder holds; tied tensors have several."""
+        return [name for name in self._names.get(id(tensor), ()) if name in self._stored]
+
+    def called(self, tensor: Tensor) -> str:
+        """Tell what the model calls a tensor, stored or not."""
+        return " or ".join(self._names.get(id(tensor), ["nothing"]))
+
+    def read(self, name: str, like: Tensor) -> Tensor:
+        """Read one tensor, memory-mapped unless its dtype has to be changed."""
+        header = self._checkpoint.tensors[self._stored[name]]
+        if header.shape != tuple(like.shape):
+            raise BadCheckpoint(
+                f"{header.name} in {header.file} has shape {list(header.shape)}, but the "
+                f"configuration expects {list(like.shape)}; fetch the model again"
+            )
+        if header.dtype not in _FLOATS:
+            raise UnsupportedModel(
+                f"{header.name} in {header.file} is stored as {header.dtype}; expected a head in "
+                f"{', '.join(_FLOATS)}: take the model before it was quantised"
+            )
+        keep = any(re.search(pattern.replace("*", ".*"), name) for pattern in self._fp32)
+        return self._checkpoint.read(header.name).to(torch.float32 if keep else like.dtype)
+
+
+def _stored_names(stored: Iterable[str], twin: "PreTrainedModel") -> dict[str, str]:
+    """Map the model's tensor names to those in the files, as transformers does when loading."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    rules = get_model_conversion_mapping(twin)
+    # What is converted (split, merged, transposed) on loading cannot be mapped, so is left out.
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if not isinstance(rule, WeightRenaming)]
+    expected = twin.state_dict()
+    names: dict[str, str] = {}
+    for name in stored:
+        prefix = twin.base_model_prefix
+        new, converted = rename_source_key(name, renamings, converters, prefix, expected)
+        if new not in expected and name in expected:
+            new, converted = name, None
+        if new in expected and converted is None:
+            names[new] = name
+    return names
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype | None:
+    stored = (header.dtype for header in checkpoint.tensors.values())
+    return next((_FLOATS[dtype] for dtype in stored if dtype in _FLOATS), None)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
