@@ -1,0 +1,166 @@
+"""Text held to a JSON schema, a regular expression or a Lark grammar, by llguidance.
+
+A `Guide` is compiled once per grammar; each sequence then has a `GuideState` of its own that
+says which tokens may come next and is told which one did. Needs the extra `guided`.
+"""
+
+import functools
+import json
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lmhead.errors import BadInput, MissingExtra
+
+# one line break with its indentation, or one space: a hot sampler must not wander off in blanks
+WHITESPACE = r"(\n[ ]{0,12}|[ ]?)"
+
+
+class GuideState:
+    """Where one sequence stands in its grammar."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    @property
+    def finished(self) -> bool:
+        """True when the grammar is complete and nothing but a stop id could follow."""
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def accepting(self) -> bool:
+        """True when the text so far already satisfies the grammar (more may still follow)."""
+        return bool(self._matcher.is_accepting())
+
+    def mask(self, V: int) -> Tensor:
+        """Tell which tokens may come next, `[V]` bool; rows beyond the tokenizer may not."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        allowed = np.unpackbits(bits, bitorder="little")[:V].astype(bool)
+        return torch.from_numpy(np.pad(allowed, (0, V - len(allowed))))
+
+    def accept(self, token: int) -> None:
+        """Advance by the token that was drawn."""
+        self._matcher.consume_token(token)
+        self._check()
+
+    def copy(self) -> "GuideState":
+        """Copy the state: what the copy accepts does not move this one."""
+        return GuideState(self._matcher.deep_copy())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise BadInput(f"the grammar cannot go on: {_one_line(self._matcher.get_error())}")
+
+
+class Guide:
+    """A compiled grammar over a tokenizer."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def start(self) -> GuideState:
+        """Begin a sequence."""
+        return GuideState(self._matcher.deep_copy())
+
+
+def compile_guide(
+    tokenizer: Any,
+    *,
+    json_schema: str | Mapping[str, Any] | None = None,
+    regex: str | None = None,
+    grammar: str | None = None,
+    stop_ids: Sequence[int] = (),
+) -> Guide:
+    """Compile one of json_schema, regex and (Lark) grammar for a tokenizer.
+
+    tokenizer: a fast tokenizer of transformers, a `tokenizers.Tokenizer`, or the path of a
+    tokenizer.json. stop_ids may end the text besides the tokenizer's own end of text.
+    """
+    lib = _llguidance()
+    given = [g for g in (json_schema, regex, grammar) if g is not None]
+    if len(given) != 1:
+        raise BadInput(f"{len(given)} grammars given, expected one of json_schema, regex, grammar.")
+    if json_schema is not None:
+        text = _schema_text(json_schema)
+        defaults = {"whitespace_pattern": WHITESPACE}
+        source = lib.LLMatcher.grammar_from_json_schema(text, defaults=defaults)
+    elif regex is not None:
+        source = lib.LLMatcher.grammar_from_regex(regex)
+    else:
+        source = lib.LLMatcher.grammar_from_lark(grammar)
+    matcher = lib.LLMatcher(_wrapped(tokenizer, tuple(stop_ids)), source, log_level=0)
+    if matcher.is_error():
+        kind = "regex" if regex is not None else "grammar" if grammar is not None else "json_schema"
+        raise BadInput(f"the {kind} cannot be used: {_one_line(matcher.get_error())}")
+    return Guide(matcher)
+
+
+def _llguidance() -> ModuleType:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise MissingExtra(
+            "json_schema, regex and grammar need llguidance; install it with "
+            "pip install 'lmhead[guided]'."
+        ) from error
+    module: ModuleType = llguidance
+    return module
+
+
+def _schema_text(schema: str | Mapping[str, Any]) -> str:
+    if not isinstance(schema, str):
+        return json.dumps(schema)
+    try:
+        json.loads(schema)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"json_schema is not JSON: {error}.") from error
+    return schema
+
+
+# reading a tokenizer takes about a second at 262,144 tokens
+_WRAPPED: "weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Any]]" = weakref.WeakKeyDictionary()
+
+
+def _wrapped(tokenizer: Any, stop_ids: tuple[int, ...]) -> Any:
+    if isinstance(tokenizer, str | Path):
+        return _from_file(str(tokenizer), stop_ids)
+    known = _WRAPPED.setdefault(tokenizer, {})
+    if stop_ids not in known:
+        known[stop_ids] = _wrap(tokenizer, stop_ids)
+    return known[stop_ids]
+
+
+@functools.lru_cache(maxsize=4)
+def _from_file(path: str, stop_ids: tuple[int, ...]) -> Any:
+    import tokenizers
+
+    try:
+        return _wrap(tokenizers.Tokenizer.from_file(path), stop_ids)
+    except Exception as error:  # tokenizers raises bare Exception
+        raise BadInput(f"{path} is no tokenizer.json: {_one_line(str(error))}") from error
+
+
+def _wrap(tokenizer: Any, stop_ids: tuple[int, ...]) -> Any:
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(backend, "to_str"):
+        raise BadInput(
+            f"{type(tokenizer).__name__} is no fast tokenizer, expected one of transformers or "
+            f"of tokenizers, or the path of a tokenizer.json."
+        )
+    end = getattr(tokenizer, "eos_token_id", None)
+    ends = list(dict.fromkeys(([] if end is None else [end]) + list(stop_ids)))
+    plain = type(backend).from_str(backend.to_str())
+    plain.no_padding()
+    plain.no_truncation()
+    return _llguidance().LLTokenizer(plain.to_str(), eos_token=ends or None)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
