@@ -1,0 +1,42 @@
+"""The commands, by name. Each body imports what it needs when it runs, so that help is instant."""
+
+from typing import Annotated
+
+import typer
+
+from lmhead import __version__
+from lmhead.cli import generate, inspect, models, next
+
+app = typer.Typer(
+    name="lmhead",
+    help="See, shrink, speed up, train and steer the last layer of a language model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lmhead {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error (works anywhere).")
+    ] = False,
+) -> None:
+    """See, shrink, speed up, train and steer the last layer of a language model."""
+
+
+app.command("inspect")(inspect.inspect)
+app.command("next")(next.next_)
+app.command("generate")(generate.generate)
+app.command("models")(models.models)
+app.command("pull")(models.pull)

@@ -1,0 +1,123 @@
+"""How results look: tables for people, JSON for programs, bars on stderr while one waits."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lmhead.progress import Advance
+
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+
+
+@cache
+def out() -> Console:
+    """Return the console for results."""
+    width = None if sys.stdout.isatty() else 120  # a pipe has no width of its own
+    return Console(highlight=False, width=width)
+
+
+@cache
+def err() -> Console:
+    """Return the console for everything else."""
+    return Console(stderr=True, highlight=False)
+
+
+def print_json(result: Any) -> None:
+    """Print one JSON object; NaN and infinity are errors, for they are not JSON."""
+    sys.stdout.write(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def note(message: str) -> None:
+    """Say something beside the result, on stderr."""
+    err().print(Text(message, style="dim"))
+
+
+@contextmanager
+def progress(title: str, total: int | None = None) -> Iterator[Advance]:
+    """Show a bar on a terminal, or one plain line where a step took more than a second."""
+    started = time.monotonic()
+    if not err().is_terminal:
+        yield lambda _n: None
+        if (took := time.monotonic() - started) > 1:
+            err().print(f"{title}: done in {took:.1f} s")
+        return
+    from rich import progress as bars
+
+    columns: list[bars.ProgressColumn] = [bars.TextColumn("{task.description}"), bars.BarColumn()]
+    if total is None:
+        columns = [bars.SpinnerColumn(), columns[0], bars.TimeElapsedColumn()]
+    elif total > 10_000_000:  # bytes, or as good as
+        columns += [bars.DownloadColumn(), bars.TimeRemainingColumn()]
+    else:
+        columns += [bars.MofNCompleteColumn(), bars.TimeRemainingColumn()]
+    with bars.Progress(*columns, console=err(), transient=True) as shown:
+        task = shown.add_task(title, total=total)
+        yield lambda n: shown.advance(task, n)
+
+
+def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
+    """Return an empty table whose first `left` columns are text and the others numbers."""
+    result = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+    result.show_edge = result.pad_edge = False
+    for i, name in enumerate(columns):
+        result.add_column(name, justify="left" if i < left else "right", no_wrap=True)
+    return result
+
+
+class Facts:
+    """A list of names and values under a title."""
+
+    def __init__(self, title: str) -> None:
+        self._table = Table(box=None, show_header=False, title=title, title_justify="left")
+        self._table.title_style = "bold"
+        self._table.add_column(style="dim", no_wrap=True)
+        self._table.add_column()
+
+    def __call__(self, name: str, value: str) -> None:
+        self._table.add_row(name, value)
+
+    def print(self) -> None:
+        """Print it on stdout."""
+        out().print(self._table)
+
+
+def bar(share: float, width: int = 16) -> str:
+    """Draw `share` (0 to 1) as a bar of eighth blocks; anything above 0 is seen."""
+    eighths = max(round(share * width * 8), 1 if share > 0 else 0)
+    full, part = divmod(eighths, 8)
+    return "█" * full + (_BLOCKS[part] if part else "")
+
+
+def token(text: str) -> Text:
+    """Quote a token so that spaces and control characters are seen."""
+    return Text(json.dumps(text, ensure_ascii=False), style="bold")
+
+
+def percent(share: float) -> str:
+    """Write a share with enough figures to tell a small one from none."""
+    if 0 < share < 0.0001:
+        return f"{share * 100:.1e} %"
+    return f"{share * 100:.2f} %"
+
+
+def count(number: int) -> str:
+    """Write a count with separators."""
+    return f"{number:,}"
+
+
+def size(nbytes: float) -> str:
+    """Write bytes in the unit that fits, powers of 1,000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"

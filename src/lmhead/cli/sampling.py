@@ -1,0 +1,120 @@
+"""The sampling controls as options: one for every field of SamplingParams, by the same name.
+
+They are made from the fields themselves, so that Python, JSON and the command line cannot drift
+apart. Only what was given on the command line is passed on.
+"""
+
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from lmhead.errors import BadInput
+
+
+class _Control(NamedTuple):
+    kind: type
+    help: str
+
+
+# Help is wanted without importing torch, so the names stand here; a test compares them.
+CONTROLS: dict[str, _Control] = {
+    "temperature": _Control(float, "0 is greedy, the default unless another control is given."),
+    "dynatemp_range": _Control(float, "Let the temperature move by this much with the entropy."),
+    "dynatemp_exponent": _Control(float, "How it moves."),
+    "top_k": _Control(int, "Keep the k best tokens."),
+    "top_p": _Control(float, "Keep the best tokens up to this share of the probability."),
+    "min_p": _Control(float, "Drop tokens below this share of the best one's probability."),
+    "typical_p": _Control(float, "Keep the tokens of the most typical surprise."),
+    "epsilon_cutoff": _Control(float, "Drop tokens below this probability."),
+    "eta_cutoff": _Control(float, "The same, relative to the entropy."),
+    "top_n_sigma": _Control(float, "Keep logits within n standard deviations of the best."),
+    "keep_ties": _Control(bool, "Keep every token equal to the last one kept."),
+    "xtc_probability": _Control(float, "How often to drop the most obvious tokens."),
+    "xtc_threshold": _Control(float, "What counts as obvious."),
+    "mirostat": _Control(int, "2 switches mirostat on."),
+    "mirostat_tau": _Control(float, "Its target, in bits."),
+    "mirostat_eta": _Control(float, "Its rate."),
+    "dry_multiplier": _Control(float, "Penalise going on with what was said before (DRY)."),
+    "dry_base": _Control(float, "How fast that grows with the length of the repetition."),
+    "dry_allowed_length": _Control(int, "Repetitions up to this length are free."),
+    "dry_penalty_last_n": _Control(int, "How far DRY looks back; -1 is all."),
+    "dry_sequence_breakers": _Control(str, "Texts that end a repetition, as a JSON list."),
+    "repetition_penalty": _Control(float, "Divide the logits of what was seen before."),
+    "presence_penalty": _Control(float, "Subtract this from what the output has already."),
+    "frequency_penalty": _Control(float, "The same, for every time."),
+    "penalty_last_n": _Control(int, "Count the last n tokens of prompt and output instead."),
+    "no_repeat_ngram_size": _Control(int, "Never repeat n tokens in a row."),
+    "logit_bias": _Control(str, "id=bias,id=bias: add to the logits of these ids."),
+    "allowed_ids": _Control(str, "id,id: draw only these."),
+    "banned_ids": _Control(str, "id,id: never draw these."),
+    "min_tokens": _Control(int, "Do not end before this many tokens."),
+    "stop_ids": _Control(str, "id,id: end at these too."),
+    "json_schema": _Control(str, "Hold the text to a JSON schema (a file, or the schema)."),
+    "regex": _Control(str, "Hold the text to a regular expression."),
+    "grammar": _Control(str, "Hold the text to a Lark grammar (a file, or the grammar)."),
+    "seed": _Control(int, "The same seed gives the same text, whatever else is in the batch."),
+    "logprobs": _Control(int, "Report this many alternatives to every token, with --json."),
+    "logprobs_mode": _Control(str, "raw (the model's own) or processed (what was drawn from)."),
+}
+
+
+def with_controls(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option per sampling control; it gets the given ones as `controls`."""
+    signature = inspect.signature(command)
+    own = [p for p in signature.parameters.values() if p.name != "controls"]
+    extra = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                control.kind | None,
+                typer.Option(
+                    f"--{name.replace('_', '-')}",
+                    help=control.help,
+                    rich_help_panel="Sampling",
+                    show_default=False,
+                ),
+            ],
+        )
+        for name, control in CONTROLS.items()
+    ]
+
+    @functools.wraps(command)
+    def wrapper(**given: Any) -> None:
+        controls = {name: given.pop(name) for name in CONTROLS}
+        controls = {n: _parse(n, v) for n, v in controls.items() if v is not None}
+        command(**given, controls=controls)
+
+    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    wrapper.__signature__ = signature.replace(parameters=[*keyword, *extra])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *extra)}
+    return wrapper
+
+
+def _parse(name: str, value: Any) -> Any:
+    try:
+        if name in ("allowed_ids", "banned_ids", "stop_ids"):
+            return tuple(int(i) for i in value.split(","))
+        if name == "logit_bias":
+            pairs = (pair.split("=") for pair in value.split(","))
+            return {int(i): float(bias) for i, bias in pairs}
+        if name == "dry_sequence_breakers":
+            return tuple(json.loads(value))
+    except (ValueError, TypeError) as error:
+        option = f"--{name.replace('_', '-')}"
+        raise BadInput(f"{option} is {value!r}; expected {CONTROLS[name].help}") from error
+    if name in ("json_schema", "grammar"):
+        return _text_or_file(value)
+    return value
+
+
+def _text_or_file(value: str) -> str:
+    if "\n" not in value and not value.lstrip().startswith("{") and Path(value).is_file():
+        return Path(value).read_text(encoding="utf-8")
+    return value

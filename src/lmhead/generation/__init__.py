@@ -1,0 +1,6 @@
+"""Prompts in, tokens out, on any engine that has the head's verbs."""
+
+from lmhead.generation.api import generate, stream
+from lmhead.generation.loop import Generation
+
+__all__ = ["Generation", "generate", "stream"]

@@ -1,0 +1,198 @@
+"""The decoding loop: a left-padded batch, a key-value cache, and the head on the last position.
+
+Symbols: B sequences still going, T the longest prompt, h `[B, d]` what enters the head.
+A sequence that ends leaves the batch, so that the others pay nothing for it.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmhead.generation.text import TextStream
+from lmhead.head import Head, LMHead
+from lmhead.loading import Body, Model
+from lmhead.sampling import Candidates, Logprobs, Sampler, SequenceState
+from lmhead.sampling.params import GREEDY_BELOW
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One continuation of a prompt.
+
+    `ids` are all ids that were drawn, the one that ended the text included; `text` is what they
+    say, without special tokens and without the stop string.
+    """
+
+    prompt: str
+    text: str
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    finish_reason: str  # "stop" (a stop id, a stop string, a complete grammar) or "length"
+    stopped_by: str | None = None  # the stop string, where it was one
+    logprobs: tuple[Logprobs, ...] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object; logprobs are keyed by id."""
+        result = asdict(self)
+        if self.logprobs is not None:
+            result["logprobs"] = [
+                {"id": row.id, "logprob": row.logprob, "top": row.top} for row in self.logprobs
+            ]
+        return result
+
+
+@dataclass
+class Ongoing:
+    """A sequence on its way."""
+
+    index: int
+    prompt: str
+    prompt_ids: list[int]
+    max_tokens: int
+    state: SequenceState
+    text: TextStream
+    logprobs: list[Logprobs] = field(default_factory=list)
+
+    def result(self, reason: str) -> Generation:
+        """Return what has become of it."""
+        return Generation(
+            self.prompt,
+            self.text.text,
+            tuple(self.prompt_ids),
+            tuple(self.state.output_ids),
+            reason,
+            self.text.stopped_by,
+            tuple(self.logprobs) if self.logprobs else None,
+        )
+
+
+@dataclass(frozen=True)
+class Event:
+    """New text of one sequence; with its last text comes its result."""
+
+    index: int
+    text: str
+    result: Generation | None = None
+
+
+def decode(model: Model, head: Head, sampler: Sampler, batch: Sequence[Ongoing]) -> Iterator[Event]:
+    """Continue a batch of sequences, and tell of each as its text grows."""
+    going = list(batch)
+    cache = Cache(model.body, [s.prompt_ids for s in going])
+    with torch.inference_mode():
+        h = cache.prefill()
+    while going:
+        with torch.inference_mode():
+            drawn, logprobs = next_ids(head, h, sampler, [s.state for s in going])
+        keep: list[int] = []
+        for row, (sequence, token) in enumerate(zip(going, drawn, strict=True)):
+            if logprobs is not None:
+                sequence.logprobs.append(logprobs[row])
+            stops = token in sampler.params.stop_ids
+            text = "" if stops else sequence.text.push(token)
+            stops = stops or sequence.text.stopped_by is not None or sequence.state.finished
+            if stops or len(sequence.state.output_ids) >= sequence.max_tokens:
+                text += sequence.text.finish()
+                stops = stops or sequence.text.stopped_by is not None
+                result = sequence.result("stop" if stops else "length")
+                yield Event(sequence.index, text, result)
+            else:
+                keep.append(row)
+                if text:
+                    yield Event(sequence.index, text)
+        if len(keep) < len(going):
+            going = [going[row] for row in keep]
+            if going:
+                cache.select(keep)
+        if going:
+            with torch.inference_mode():
+                h = cache.step([drawn[row] for row in keep])
+
+
+def next_ids(
+    head: Head, h: Tensor, sampler: Sampler, states: Sequence[SequenceState]
+) -> tuple[list[int], tuple[Logprobs, ...] | None]:
+    """Draw one id per row of h `[B, d]`, by the verb of the head that fits the sampler."""
+    logits: Tensor | Candidates | None = None
+    if not isinstance(head, LMHead) and sampler.params.logprobs is None:
+        logits = _candidates(head, h, sampler)
+    if logits is None:
+        logits = head(h, normed=True)
+    drawn = sampler.step(logits, states)
+    return drawn.ids.tolist(), drawn.logprobs
+
+
+def _candidates(head: Head, h: Tensor, sampler: Sampler) -> Candidates | None:
+    """Ask an engine for the best tokens only, where the filters need no others."""
+    p = sampler.params
+    if set(sampler.order) - {"temperature", "top_k", "top_p", "min_p"}:
+        return None
+    if p.temperature < GREEDY_BELOW and p.dynatemp_range == 0:
+        k = 1
+    # top_p and min_p measure shares of what is left: they must come after the cut to k
+    elif p.top_k and not p.keep_ties and sampler.order[0] in ("top_k", "temperature"):
+        after_k = sampler.order[sampler.order.index("top_k") :]
+        if {"top_p", "min_p"} & set(sampler.order) - set(after_k) or p.dynatemp_range:
+            return None
+        k = p.top_k
+    else:
+        return None
+    best = head.topk(h, min(k, head.vocab_size), normed=True)
+    V = sampler.vocab_size or head.vocab_size
+    if bool((best.ids >= V).any()):  # rows without a token are among the best
+        return None
+    return Candidates.of(best.ids, best.logits, V)
+
+
+class Cache:
+    """The body's memory of a batch: keys and values, the mask of the padding, the positions."""
+
+    def __init__(self, body: Body, prompts: Sequence[Sequence[int]]) -> None:
+        self._body, self._prompts = body, prompts
+        self._names = inspect.signature(body.model.forward).parameters
+        self._past: Any = None
+        longest = max(map(len, prompts))
+        self._padded = any(len(p) < longest for p in prompts)
+        self._ids = torch.zeros(len(prompts), longest, dtype=torch.long)
+        self._mask = torch.zeros(len(prompts), longest, dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            self._ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+            self._mask[row, longest - len(prompt) :] = 1
+
+    def prefill(self) -> Tensor:
+        """Read the prompts; return h `[B, d]` of their last tokens."""
+        return self._run(self._ids)
+
+    def step(self, ids: list[int]) -> Tensor:
+        """Read one id per sequence; return its h `[B, d]`."""
+        if self._padded:
+            self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
+        return self._run(torch.tensor(ids).unsqueeze(-1))
+
+    def _run(self, ids: Tensor) -> Tensor:
+        inputs: dict[str, Any] = {"use_cache": True}
+        if self._past is not None:
+            inputs["past_key_values"] = self._past
+        if self._padded:  # else every token sees all before it, which is the models' default
+            inputs["attention_mask"] = self._mask
+            if "position_ids" in self._names:
+                positions = (self._mask.cumsum(-1) - 1).clamp_(min=0)
+                inputs["position_ids"] = positions[:, -ids.shape[-1] :]
+        h, output = self._body(ids, **inputs)
+        self._past = output.past_key_values
+        return h[:, -1]
+
+    def select(self, rows: list[int]) -> None:
+        """Keep these rows of the batch."""
+        index = torch.tensor(rows)
+        self._past.batch_select_indices(index)
+        self._mask = self._mask[index]
+
+    def reorder(self, rows: Tensor) -> None:
+        """Let row i go on from what row rows[i] was."""
+        self._past.reorder_cache(rows)
+        self._mask = self._mask[rows]

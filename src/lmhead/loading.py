@@ -1,0 +1,199 @@
+"""One way from a MODEL to something that answers: `load` gives body, head and tokenizer.
+
+The body is everything below the head. Every transformers model runs its own head at the end of
+`forward`, so the body taps it: while it runs, the output layer hands over its input `h` instead
+of multiplying it by W. That holds for any architecture, and the logits are never computed twice.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lmhead.errors import BadCheckpoint, BadInput, UnsupportedModel
+from lmhead.head import LMHead
+from lmhead.head.locate import output_layer
+from lmhead.models.checkpoint import open_checkpoint
+from lmhead.models.registry import DEFAULT_MODEL
+from lmhead.models.resolve import resolve
+from lmhead.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class Body:
+    """A causal language model up to the input of its head."""
+
+    def __init__(self, model: "PreTrainedModel") -> None:
+        self.model = model
+        self._output = output_layer(model)
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the text model."""
+        return self.model.config.get_text_config(decoder=True)
+
+    @property
+    def context(self) -> int | None:
+        """The longest sequence the model was made for, where it says so."""
+        length = getattr(self.config, "max_position_embeddings", None)
+        return int(length) if length and length > 0 else None
+
+    def __call__(self, input_ids: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
+        """Run `[B, T]` ids; return h `[B, T, d]` as it enters the head, and the model's output."""
+        caught: list[Tensor] = []
+
+        def hand_over(h: Tensor) -> Tensor:
+            caught.append(h)
+            return h[..., :1]  # whatever is done to the logits is done to next to nothing
+
+        self._output.forward = hand_over
+        try:
+            result = self.model(input_ids=input_ids, **inputs)
+        finally:
+            del self._output.forward  # the class's own forward shows again
+        return caught[0], result
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model ready to use: its body, its head and its tokenizer."""
+
+    name: str
+    folder: Path
+    body: Body
+    head: LMHead
+    tokenizer: "PreTrainedTokenizerBase"
+
+    @cached_property
+    def reachable(self) -> int:
+        """How many of the head's rows have a token; the rows from here on are padding."""
+        highest = max(self.tokenizer.get_vocab().values(), default=-1)
+        return min(highest + 1, self.head.vocab_size)
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The ids that end a text: those of the generation config, and the tokenizer's own."""
+        config = self.body.model.generation_config
+        given = config.eos_token_id if config is not None else None
+        ids = given if isinstance(given, list) else [given]
+        return tuple(dict.fromkeys(i for i in (*ids, self.tokenizer.eos_token_id) if i is not None))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the tokenizer knows how to wrap a conversation."""
+        return bool(self.tokenizer.chat_template)
+
+    def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
+        """Turn a prompt into ids, wrapped in the chat template if asked, and check them."""
+        if not prompt:
+            raise BadInput("the prompt is empty; expected some text")
+        if chat:
+            if not self.has_chat_template:
+                raise BadInput(
+                    f"{self.name} has no chat template; expected a chat model, or leave out chat"
+                )
+            text = self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+            )
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            ids = self.tokenizer(prompt)["input_ids"]
+        return self.check_ids(ids)
+
+    def check_ids(self, ids: list[int]) -> list[int]:
+        """Return `ids` if the model can read them, else say why not."""
+        if not ids:
+            raise BadInput("the prompt holds no token; expected text that the tokenizer knows")
+        rows = self.body.model.get_input_embeddings().weight.shape[0]
+        if (highest := max(ids)) >= rows or min(ids) < 0:
+            raise BadCheckpoint(
+                f"the tokenizer of {self.name} gives id {highest:,}, but the embedding has only "
+                f"{rows:,} rows; expected the tokenizer that belongs to the model"
+            )
+        if (context := self.body.context) and len(ids) > context:
+            raise BadInput(
+                f"the prompt has {len(ids):,} tokens, but {self.name} reads at most {context:,}; "
+                "shorten it"
+            )
+        return ids
+
+    def room(self, ids: list[int], max_tokens: int) -> int:
+        """Return how many tokens can follow `ids`, at most `max_tokens` and at least 1."""
+        context = self.body.context
+        return min(max_tokens, max(1, context - len(ids))) if context else max_tokens
+
+    def decode(self, ids: list[int]) -> str:
+        """Turn ids into text, without special tokens."""
+        text = self.tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def last_hidden(self, ids: list[int]) -> Tensor:
+        """Return what enters the head at the last position, `[d]`."""
+        with torch.inference_mode():
+            h, _ = self.body(torch.tensor([ids]), use_cache=False)
+        return h[0, -1]
+
+    def token_text(self, token_id: int) -> str:
+        """Return a token as it looks within a text, its leading space included."""
+        decode = self.tokenizer.decode
+        # Alone, many tokenizers strip a leading space; behind another token none does.
+        before = decode([self._anchor])
+        text = decode([self._anchor, token_id])
+        if text.startswith(before) and text != before and "�" not in text:
+            return str(text[len(before) :])
+        piece = self.tokenizer.convert_ids_to_tokens(token_id)
+        return str(piece) if piece is not None else ""
+
+    @cached_property
+    def _anchor(self) -> int:
+        return int(self.tokenizer("a", add_special_tokens=False)["input_ids"][-1])
+
+
+def load(model: "str | Path | Model" = DEFAULT_MODEL, *, progress: Progress = silent) -> Model:
+    """Load MODEL: a folder, a `.gguf` file, a built-in name or a Hugging Face id."""
+    if isinstance(model, Model):
+        return model
+    folder = resolve(model, progress)
+    open_checkpoint(folder)  # refuse pickles and truncated files before transformers sees them
+    with progress(f"loading {model}", total=None):
+        body = Body(_model(folder))
+        head = LMHead.from_model(body.model)
+        tokenizer = _tokenizer(folder)
+    return Model(str(model), folder, body, head, tokenizer)
+
+
+def _model(folder: Path) -> "PreTrainedModel":
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True
+        ).eval()
+    except (ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UnsupportedModel(
+            f"transformers knows no causal language model for {folder} ({reason}); expected one "
+            "that AutoModelForCausalLM loads without remote code"
+        ) from error
+
+
+def _tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the tokenizers library raises bare Exception
+        reason = str(error).strip().splitlines()[0]
+        raise BadCheckpoint(
+            f"{folder} has no tokenizer that transformers can load ({reason}); "
+            "expected a tokenizer.json"
+        ) from error
