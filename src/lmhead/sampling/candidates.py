@@ -57,10 +57,12 @@ class Candidates:
     def keep(self, mask: Tensor) -> "Candidates":
         """Keep the columns where mask `[B, N]` is true."""
         N = self.z.shape[-1]
-        counts = np.count_nonzero(mask.numpy(), axis=-1)
-        if counts.max(initial=0) > COMPACT_BELOW * N:
-            return replace(self, z=torch.from_numpy(np.where(mask, self.z, np.float32(-np.inf))))
-        z = self.z.new_full((len(counts), max(counts.max(initial=0), 1)), -torch.inf)
+        counts = [int(np.count_nonzero(row)) for row in mask.numpy()]
+        most = max(counts, default=0)
+        if most > COMPACT_BELOW * N:
+            masked = np.where(mask.numpy(), self.z.numpy(), np.float32(-np.inf))
+            return replace(self, z=torch.from_numpy(masked))
+        z = self.z.new_full((len(counts), max(most, 1)), -torch.inf)
         ids = torch.full(z.shape, self.V)
         for row, count in enumerate(counts):
             columns = torch.from_numpy(np.flatnonzero(mask[row].numpy()))

@@ -1,7 +1,8 @@
 """Text held to a JSON schema, a regular expression or a Lark grammar, by llguidance.
 
 A `Guide` is compiled once per grammar; each sequence then has a `GuideState` of its own that
-says which tokens may come next and is told which one did. Needs the extra `guided`.
+says which tokens may come next and is told which one did. Where the grammar leaves only one text
+to go on with, only the tokenizer's own way to write it is allowed. Needs the extra `guided`.
 """
 
 import functools
@@ -46,7 +47,9 @@ class GuideState:
         return torch.from_numpy(np.pad(allowed, (0, V - len(allowed))))
 
     def accept(self, token: int) -> None:
-        """Advance by the token that was drawn."""
+        """Advance by the token that was drawn; a complete grammar takes no notice of more."""
+        if self.finished:
+            return
         self._matcher.consume_token(token)
         self._check()
 
@@ -131,6 +134,11 @@ _WRAPPED: "weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Any]]" = weakref
 def _wrapped(tokenizer: Any, stop_ids: tuple[int, ...]) -> Any:
     if isinstance(tokenizer, str | Path):
         return _from_file(str(tokenizer), stop_ids)
+    if not hasattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "to_str"):
+        raise BadInput(
+            f"{type(tokenizer).__name__} is no fast tokenizer, expected one of transformers or "
+            f"of tokenizers, or the path of a tokenizer.json."
+        )
     known = _WRAPPED.setdefault(tokenizer, {})
     if stop_ids not in known:
         known[stop_ids] = _wrap(tokenizer, stop_ids)
@@ -149,11 +157,6 @@ def _from_file(path: str, stop_ids: tuple[int, ...]) -> Any:
 
 def _wrap(tokenizer: Any, stop_ids: tuple[int, ...]) -> Any:
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if not hasattr(backend, "to_str"):
-        raise BadInput(
-            f"{type(tokenizer).__name__} is no fast tokenizer, expected one of transformers or "
-            f"of tokenizers, or the path of a tokenizer.json."
-        )
     end = getattr(tokenizer, "eos_token_id", None)
     ends = list(dict.fromkeys(([] if end is None else [end]) + list(stop_ids)))
     plain = type(backend).from_str(backend.to_str())

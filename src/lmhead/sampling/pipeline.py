@@ -19,7 +19,7 @@ from torch import Tensor
 from lmhead.errors import BadInput
 from lmhead.sampling.build import Filter, build
 from lmhead.sampling.candidates import Candidates, NothingLeft
-from lmhead.sampling.draw import draw_rows
+from lmhead.sampling.drawing import draw_rows
 from lmhead.sampling.filters import weights
 from lmhead.sampling.guided import Guide
 from lmhead.sampling.logprobs import Logprobs, top_logprobs
@@ -115,8 +115,10 @@ class Sampler:
         drawn = ids.tolist()
         logprobs = None
         if self.params.logprobs is not None:
-            source = c if self.params.logprobs_mode == "processed" else logits
-            logprobs = top_logprobs(source, drawn, self.params.logprobs)
+            raw = self.params.logprobs_mode == "raw"
+            if raw and isinstance(logits, Candidates):
+                raise BadInput("raw logprobs need all logits [batch, V], but got candidates.")
+            logprobs = top_logprobs(logits if raw else c, drawn, self.params.logprobs)
         if self.params.mirostat:
             self._learn(c, columns, seqs)
         for seq, token in zip(seqs, drawn, strict=True):
@@ -131,31 +133,32 @@ class Sampler:
     ) -> list[Trace]:
         """Tell, for each row of logits `[B, V]`, what every filter cut. Changes no sequence."""
         seqs = self._sequences(self._candidates(logits), seqs)
-        return [self._trace(logits[r : r + 1], seq, top) for r, seq in enumerate(seqs)]
+        traces = []
+        for row, seq in enumerate(seqs):
+            steps = self._steps(logits[row : row + 1], seq, top)
+            if steps[-1].left == 0:
+                raise NothingLeft(_nothing_left(row, steps))
+            traces.append(Trace(logits.shape[-1], tuple(steps)))
+        return traces
 
-    def _trace(self, logits: Tensor, seq: SequenceState, top: int, strict: bool = True) -> Trace:
+    def _steps(self, logits: Tensor, seq: SequenceState, top: int) -> list[FilterStep]:
+        """Report on one row of logits `[1, V]`, up to a filter that leaves nothing."""
         seqs = [seq.copy()]
-        c = Candidates.dense(logits)
-        first, p = step_of("logits", {}, None, c, top)
-        steps = [first]
-        narrowed = self._candidates(logits)
-        if narrowed.V < c.V:
-            padded = Candidates.dense(logits.float().clone())
-            padded.z[:, narrowed.V :] = -torch.inf
-            step, p = step_of("padding", {"vocab_size": narrowed.V}, p, padded, top)
+        c = Candidates.dense(logits.clone())
+        step, p = step_of("logits", {}, None, c, top)
+        steps = [step]
+        if self.vocab_size is not None and self.vocab_size < c.V:
+            c.z[:, self.vocab_size :] = -torch.inf
+            step, p = step_of("padding", {"vocab_size": self.vocab_size}, p, c, top)
             steps.append(step)
-            p = p[: narrowed.V]
-        c = narrowed
+        c, p = self._candidates(logits), p[: self.vocab_size]
         for f in self.filters:
             c = f.apply(c, seqs)
-            if int(c.left()[0]) == 0:
-                steps.append(FilterStep(f.name, dict(f.settings), 0, 1.0, 1.0, ()))
-                if strict:
-                    raise NothingLeft(_nothing_left(0, steps))
-                break
             step, p = step_of(f.name, f.settings, p, c, top)
             steps.append(step)
-        return Trace(logits.shape[-1], tuple(steps))
+            if step.left == 0:
+                break
+        return steps
 
     def _candidates(self, logits: Tensor | Candidates) -> Candidates:
         if isinstance(logits, Candidates):
@@ -200,8 +203,7 @@ class Sampler:
                 continue
             if isinstance(logits, Candidates):
                 raise NothingLeft(f"no token is left for row {row} after {failed.name}.")
-            steps = self._trace(logits[row : row + 1], seqs[row], 1, strict=False).steps
-            raise NothingLeft(_nothing_left(row, steps))
+            raise NothingLeft(_nothing_left(row, self._steps(logits[row : row + 1], seqs[row], 1)))
 
     def _learn(self, c: Candidates, columns: Tensor, seqs: Sequence[SequenceState]) -> None:
         """Move mirostat's mu towards the target by the surprise of what was drawn, in bits."""

@@ -61,9 +61,9 @@ class SequenceState:
         """Give the last n ids of prompt and output; -1 for all of them."""
         if last_n < 0:
             return [*self.prompt_ids, *self.output_ids]
-        tail = self.output_ids[max(len(self.output_ids) - last_n, 0) :]
-        missing = last_n - len(tail)
-        return [*self.prompt_ids[len(self.prompt_ids) - missing :], *tail] if missing else tail
+        output = self.output_ids[max(len(self.output_ids) - last_n, 0) :]
+        from_prompt = max(len(self.prompt_ids) + len(output) - last_n, 0)
+        return [*self.prompt_ids[from_prompt:], *output]
 
     def seen(self, last_n: int | None) -> Tensor:
         """Give the ids that a repetition penalty counts: prompt and output, or the last n."""

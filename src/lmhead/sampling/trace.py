@@ -69,7 +69,7 @@ def step_of(
 
 def _probs(c: Candidates) -> Tensor:
     """Probabilities of a one-row set over the whole vocabulary, `[V]` float64."""
-    p = c.z[0].double().softmax(-1)
+    p = c.z[0].double().softmax(-1).nan_to_num(nan=0.0)  # all -inf: nothing left
     if c.ids is None:
         return p
     return p.new_zeros(c.V + 1).scatter_(0, c.ids[0], p)[: c.V]

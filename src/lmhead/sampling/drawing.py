@@ -31,7 +31,9 @@ def next_probs(
         p = torch.zeros_like(rows).scatter_(-1, rows.argmax(-1, keepdim=True), 1.0)
     else:
         keep = filters.top_k(rows, top_k)
-        p = (rows / temperature).masked_fill_(~keep, -torch.inf).softmax(-1)
+        cut = (rows / temperature).masked_fill_(~keep, -torch.inf)
+        # in float32 the sum over the vocabulary costs five digits
+        p = cut.softmax(-1, dtype=torch.float64).float()
     return p.view(z.shape)
 
 
