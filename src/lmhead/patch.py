@@ -1,0 +1,195 @@
+"""Teach a transformers model to compute its loss without the logits, and undo it.
+
+A causal model of transformers ends with `logits = output_layer(h)`, some arithmetic on the logits,
+and `self.loss_function(logits, labels, ...)`. Two hooks and that one attribute are all it takes:
+
+    model called with labels -> before the output layer: keep h, pass on none of its rows
+                             -> the model works on empty logits, [B, 0, V]
+                             -> loss_function: linear_cross_entropy of the h that was kept
+
+No line of the model is replaced, so whatever else its `forward` does stays. The hooks are methods
+of one object without a reference to the model: a copy of a patched model is a patched model.
+"""
+
+import inspect
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lmhead.errors import UnsupportedModel
+from lmhead.head.locate import locate
+from lmhead.loss import linear_cross_entropy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+M = TypeVar("M", bound="PreTrainedModel")
+
+_NAME = "_lmhead_loss_patch"
+
+
+def patch_loss(model: M, *, eval_logits: bool = True) -> M:
+    """Let a transformers causal model compute its loss without ever holding the logits.
+
+    A training script or `Trainer` stays as it is: `model(input_ids, labels=labels).loss` is the
+    same loss with the same gradients. What changes is `.logits` of such a call, which then has no
+    row, [B, 0, V]. Calls without labels, and so `generate`, are not touched.
+
+    With gradients switched off, as in an evaluation, the model still computes its logits, because
+    metrics read them; `eval_logits=False` saves their memory there as well. Patching again only
+    changes that choice. Returns the model.
+    """
+    kind = type(model).__name__
+    if not _calls_loss_function(model):
+        raise UnsupportedModel(
+            f"{kind} does not call `self.loss_function` in its forward; expected a causal model of "
+            "transformers: where it is wrapped (PEFT, DDP), patch the model inside the wrapper"
+        )
+    unpatch_loss(model)
+    original = model.loss_function
+    from transformers.loss.loss_utils import ForCausalLMLoss
+
+    if original is not ForCausalLMLoss:
+        raise UnsupportedModel(
+            f"{kind} has the loss {getattr(original, '__name__', original)}; expected "
+            "ForCausalLMLoss: only the plain next-token loss can be computed without the logits"
+        )
+    found = locate(model)
+    head, layer = found.head, found.layer
+    if not isinstance(layer, nn.Linear):
+        raise UnsupportedModel(
+            f"the output layer of {kind} is a {type(layer).__name__}; expected a torch.nn.Linear"
+        )
+    names = list(inspect.signature(model.forward).parameters)
+    patch = _LossPatch(
+        original=original,
+        was_set="_loss_function" in vars(model),
+        labels_at=names.index("labels"),
+        rows=head.vocab_size,
+        scale=None if head.scale is None else head.scale.factor,
+        softcap=head.softcap,
+        eval_logits=eval_logits,
+    )
+    patch.handles = [
+        model.register_forward_pre_hook(patch.begin, with_kwargs=True),
+        layer.register_forward_pre_hook(patch.keep),
+        model.register_forward_hook(patch.end, always_call=True),
+    ]
+    model.loss_function = patch.loss
+    setattr(model, _NAME, patch)
+    return model
+
+
+def unpatch_loss(model: M) -> M:
+    """Undo `patch_loss`; nothing of it is left. An unpatched model stays as it is."""
+    patch: _LossPatch | None = vars(model).get(_NAME)
+    if patch is not None:
+        for handle in patch.handles:
+            handle.remove()
+        if patch.was_set:
+            model.loss_function = patch.original
+        else:
+            del model._loss_function  # what the setter of `loss_function` had set
+        delattr(model, _NAME)
+    return model
+
+
+def _calls_loss_function(model: object) -> bool:
+    forward = inspect.unwrap(getattr(type(model), "forward", _calls_loss_function))
+    return "loss_function" in forward.__code__.co_names
+
+
+@dataclass
+class _Call:
+    """One forward pass with labels that is under way."""
+
+    h: Tensor | None = None  # [..., d]
+    layer: nn.Linear | None = None
+
+
+@dataclass
+class _LossPatch:
+    original: Any  # the loss function that the model had,
+    was_set: bool  # by its own attribute and not by its class
+    labels_at: int  # where `labels` stands among the arguments of forward
+    rows: int  # V; a model may cut off the logits of padding rows
+    scale: float | None
+    softcap: float | None
+    eval_logits: bool
+    handles: list[RemovableHandle] = field(default_factory=list)
+    # by thread, because DataParallel runs copies of a model that share this object
+    calls: dict[int, _Call] = field(default_factory=dict)
+
+    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See whether the call has labels; one without runs as ever."""
+        labels = args[self.labels_at] if len(args) > self.labels_at else kwargs.get("labels")
+        if labels is not None and (torch.is_grad_enabled() or not self.eval_logits):
+            self.calls[threading.get_ident()] = _Call()
+
+    def keep(self, layer: nn.Linear, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Keep what enters the output layer, and let none of its rows through."""
+        call = self.calls.get(threading.get_ident())
+        if call is None:
+            return None
+        h, *rest = args
+        call.h, call.layer = h, layer
+        return (h.narrow(-2, 0, 0), *rest)
+
+    def loss(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Stand in for transformers' ForCausalLMLoss."""
+        call = self.calls.get(threading.get_ident())
+        if call is None or call.h is None or call.layer is None:
+            value: Tensor = self.original(*args, **kwargs)
+            return value
+        h, call.h = call.h, None
+        weight: Tensor = call.layer.weight  # [V, d]
+        bias: Tensor | None = call.layer.bias  # [V]
+        if self.rows < len(weight):
+            weight, bias = weight[: self.rows], None if bias is None else bias[: self.rows]
+        return self._loss(h, weight, bias, *args[1:], **kwargs)
+
+    def _loss(
+        self,
+        h: Tensor,  # [B, T, d]
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,  # [B, T]
+        vocab_size: int | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        ignore_index: int = -100,
+        shift_labels: Tensor | None = None,  # [B, T]
+        **_: Any,
+    ) -> Tensor:
+        targets = shift_labels
+        if targets is None:
+            # the last position predicts nothing, each other one the token after it
+            targets = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        loss = linear_cross_entropy(
+            h,
+            weight,
+            targets.to(h.device),
+            bias,
+            softcap=self.softcap,
+            scale=self.scale,
+            ignore_index=ignore_index,
+            reduction="mean" if num_items_in_batch is None else "sum",
+        )
+        if num_items_in_batch is None:
+            return loss
+        if isinstance(num_items_in_batch, Tensor):
+            num_items_in_batch = num_items_in_batch.to(loss.device)
+        return loss / num_items_in_batch
+
+    def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Forget the call, also after an error."""
+        call = self.calls.pop(threading.get_ident(), None)
+        if call is not None and call.h is not None and output is not None:
+            raise UnsupportedModel(
+                f"{type(model).__name__} did not ask for its loss although it got labels; "
+                "call unpatch_loss(model) and train it as it is"
+            )
