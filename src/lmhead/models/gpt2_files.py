@@ -1,0 +1,89 @@
+"""GPT-2 on the disk: Hugging Face's checkpoints, read and written.
+
+Two things differ from the model in gpt2.py. Hugging Face stores the four products of a block as
+[in, out], the transpose of a torch Linear. And a tied head is not stored: it is the embedding.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lmhead.errors import BadCheckpoint
+from lmhead.models.checkpoint import Checkpoint, open_checkpoint
+from lmhead.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lmhead.models.resolve import resolve
+from lmhead.progress import Progress, silent
+
+
+def read_gpt2(model: str | Path, progress: Progress = silent) -> GPT2LMHeadModel:
+    """Read MODEL: a Hugging Face folder or id, or a .gguf file, that holds a GPT-2."""
+    checkpoint = open_checkpoint(resolve(model, progress))
+    with torch.device("meta"):
+        gpt2 = GPT2LMHeadModel(GPT2Config.from_dict(dict(checkpoint.config)))
+    gpt2.load_state_dict(dict(_tensors(gpt2, checkpoint, progress)), assign=True, strict=False)
+    gpt2.tie_weights()
+    return gpt2.eval()
+
+
+def write_gpt2(gpt2: GPT2LMHeadModel, folder: Path) -> None:
+    """Write config.json and model.safetensors, as transformers reads them.
+
+    Each file appears whole or not at all; an older one stays until the new one is complete.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: (p.detach().T if _is_transposed(name) else p.detach()).contiguous()
+        for name, p in gpt2.named_parameters()  # a tied weight comes once, as wte
+    }
+    about = {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "dtype": str(gpt2.lm_head.weight.dtype).removeprefix("torch."),
+    }
+    weights, config = folder / ".model.safetensors.part", folder / ".config.json.part"
+    save_file(tensors, weights, metadata={"format": "pt"})
+    config.write_text(json.dumps({**about, **asdict(gpt2.config)}, indent=2) + "\n")
+    for part, name in ((weights, "model.safetensors"), (config, "config.json")):
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(folder / name)
+
+
+def _is_transposed(name: str) -> bool:
+    return name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))
+
+
+def _tensors(
+    gpt2: GPT2LMHeadModel, checkpoint: Checkpoint, progress: Progress
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield every parameter from the checkpoint; refuse one that is not of the model's shape.
+
+    What else the file holds (the oldest ones store causal masks as `attn.bias`) is not read.
+    """
+    files = {  # the oldest files also lack the prefix
+        n if n.startswith("lm_head.") else f"transformer.{n.removeprefix('transformer.')}": n
+        for n in checkpoint.tensors
+    }
+    wanted = dict(gpt2.named_parameters())
+    if missing := sorted(wanted.keys() - files.keys()):
+        raise BadCheckpoint(
+            f"{checkpoint.folder} lacks {len(missing)} of the {len(wanted)} tensors of its GPT-2 "
+            f"({missing[0]}, ...); expected all that its config.json describes"
+        )
+    with progress("reading weights", total=len(wanted)) as advance:
+        for name, p in wanted.items():
+            tensor = checkpoint.read(files[name])
+            tensor = tensor.T.contiguous() if _is_transposed(name) else tensor
+            if tensor.shape != p.shape:
+                raise BadCheckpoint(
+                    f"{files[name]} in {checkpoint.folder} has shape {list(tensor.shape)}; "
+                    f"expected {list(p.shape)} by its config.json: fetch the folder again"
+                )
+            advance(1)
+            yield name, tensor
