@@ -11,7 +11,6 @@ import pytest
 from gguf.quants import dequantize, quantize
 
 from lmhead.errors import BadCheckpoint, LMHeadError, UnsupportedModel
-
 from lmhead.models.gguf_file import TENSOR_TYPES, open_gguf
 
 Q = gguf.GGMLQuantizationType
@@ -143,9 +142,10 @@ def test_streams_a_large_tensor_in_pieces(tmp_path: Path) -> None:
 
 def test_cut_at_any_byte_it_is_a_bad_checkpoint(small: Path, tmp_path: Path) -> None:
     whole = small.read_bytes()
-    end = max(t.offset + t.nbytes for t in open_gguf(small).tensors.values())
+    tensors = open_gguf(small).tensors.values()
+    start, end = min(t.offset for t in tensors), max(t.offset + t.nbytes for t in tensors)
     cut = tmp_path / "cut.gguf"
-    for length in range(end):
+    for length in (*range(start), *range(start, end, 29), end - 1):
         cut.write_bytes(whole[:length])
         with pytest.raises(BadCheckpoint) as caught:
             open_gguf(cut)
@@ -162,7 +162,7 @@ def test_a_damaged_header_opens_or_is_an_error_of_ours(small: Path, tmp_path: Pa
     whole = small.read_bytes()
     header = min(tensor.offset for tensor in open_gguf(small).tensors.values())
     damaged = tmp_path / "damaged.gguf"
-    opened = 0
+    opened, messages = 0, set()
     for position in range(header):
         content = bytearray(whole)
         content[position] = change(content[position]) & 0xFF
@@ -176,7 +176,8 @@ def test_a_damaged_header_opens_or_is_an_error_of_ours(small: Path, tmp_path: Pa
                 file.read(name)
             opened += 1
         except LMHeadError as error:
-            assert "\n" not in str(error)
+            messages.add(str(error))
+    assert not any("\n" in message for message in messages)
     assert 0 < opened < header  # some bytes are text or numbers, others hold the file together
 
 

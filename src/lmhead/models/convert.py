@@ -32,11 +32,10 @@ def convert_gguf(source: Path, target: Path, progress: Progress = silent) -> Non
             )
         tokenizer.tokenizer.save(str(target / "tokenizer.json"))
 
-    context = file.metadata[f"{file.metadata['general.architecture']}.context_length"]
     names = {f"{name}_token_id": tokenizer.special.get(name) for name in ("bos", "eos", "pad")}
     _write_json(target / "config.json", plan.config | names)
     _write_json(target / "generation_config.json", _generation_config(tokenizer))
-    _write_json(target / "tokenizer_config.json", _tokenizer_config(tokenizer, context))
+    _write_json(target / "tokenizer_config.json", _tokenizer_config(tokenizer, plan.context))
     _write_weights(target / "model.safetensors", file, plan.moves, progress)
 
 

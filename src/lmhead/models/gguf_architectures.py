@@ -44,6 +44,7 @@ class Plan:
 
     config: dict[str, Any]
     moves: list[Move]
+    context: int  # the longest text that the model takes, in tokens
 
 
 def plan_model(file: GGUFFile) -> Plan:
@@ -74,7 +75,7 @@ def plan_model(file: GGUFFile) -> Plan:
         "dtype": "float32",
         "transformers_version": "5.0.0",  # whose spelling of the rotary embedding this is
     }
-    return Plan(config | architecture.config(header, sizes), moves)
+    return Plan(config | architecture.config(header, sizes), moves, sizes["c"])
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class _Header:
         if not isinstance(architecture, str):
             raise BadCheckpoint(f"{file.path} names no architecture; expected a whole model")
         if kind != "model":
-            raise UnsupportedModel(f"{file.path} holds a {kind}; expected a whole model")
+            raise UnsupportedModel(f"{file.path} is of the type {kind!r}; expected a whole model")
         self.architecture: str = architecture
 
     def get(self, key: str) -> Any:
@@ -224,7 +225,6 @@ def _shared(header: _Header, sizes: Mapping[str, int]) -> dict[str, Any]:
         "head_dim": sizes["n"],
         "max_position_embeddings": sizes["c"],
         "rms_norm_eps": header.real("attention.layer_norm_rms_epsilon"),
-        "attention_bias": False,
     }
 
 

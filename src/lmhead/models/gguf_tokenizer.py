@@ -134,12 +134,30 @@ class _Vocabulary:
                 f"{file.path} has {len(tokens):,} tokens but {len(types):,} token types; "
                 "fetch it again"
             )
-        if len(set(tokens)) != len(tokens):
+        special = _special_ids(file, str(kind), len(tokens))
+        vocabulary = cls(file, str(kind), tokens, types, special)
+        if len({vocabulary.spelled(id_) for id_ in range(len(tokens))}) != len(tokens):
             raise BadCheckpoint(f"{file.path} lists a token twice; fetch it again")
-        return cls(file, str(kind), tokens, types, _special_ids(file, str(kind), len(tokens)))
+        return vocabulary
 
     def flag(self, key: str, default: bool) -> bool:
         return bool(self.file.metadata.get(f"tokenizer.ggml.{key}", default))
+
+    @property
+    def space_prefix(self) -> bool:
+        """Whether a space is put before every text; only SentencePiece does."""
+        return self.kind == "llama" and self.flag("add_space_prefix", True)
+
+    def spelled(self, id_: int) -> str:
+        """Spell a token as its model does; GGUF writes user-defined ones with real spaces.
+
+        Behind a space put in front they could only be found in the text as it was before, so there
+        they stay as they are.
+        """
+        token = self.tokens[id_]
+        if self.kind == "llama" and self.types[id_] == _USER_DEFINED and not self.space_prefix:
+            return token.replace(" ", _SPACE)
+        return token
 
 
 def _array(file: GGUFFile, key: str, kind: type) -> Sequence[Any]:
@@ -224,7 +242,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> "Tokenizer":
             f"{vocabulary.file.path} has {len(vocabulary.tokens):,} tokens but {len(scores):,} "
             "scores; fetch it again"
         )
-    ids = {_spelled(vocabulary, id_): id_ for id_ in range(len(vocabulary.tokens))}
+    ids = {vocabulary.spelled(id_): id_ for id_ in range(len(vocabulary.tokens))}
     unk = vocabulary.special.get("unk")
     tokenizer = Tokenizer(
         BPE(
@@ -235,7 +253,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> "Tokenizer":
             byte_fallback=_BYTE in vocabulary.types,
         )
     )
-    prefix = vocabulary.flag("add_space_prefix", True)
+    prefix = vocabulary.space_prefix
     to_marks = normalizers.Replace(" ", _SPACE)
     back = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.normalizer = (
@@ -243,12 +261,6 @@ def _sentencepiece(vocabulary: _Vocabulary) -> "Tokenizer":
     )
     tokenizer.decoder = decoders.Sequence([*back, decoders.Strip(" ", 1, 0)] if prefix else back)
     return tokenizer
-
-
-def _spelled(vocabulary: _Vocabulary, id_: int) -> str:
-    """Spell a token as SentencePiece does; GGUF writes user-defined ones with real spaces."""
-    token = vocabulary.tokens[id_]
-    return token.replace(" ", _SPACE) if vocabulary.types[id_] == _USER_DEFINED else token
 
 
 def _merges_by_score(vocabulary: _Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
@@ -276,14 +288,13 @@ def _added_tokens(vocabulary: _Vocabulary) -> "list[AddedToken]":
     from tokenizers import AddedToken
 
     named = set(vocabulary.special.values())
-    sentencepiece = vocabulary.kind == "llama"
     added: list[AddedToken] = []
     for id_, kind in enumerate(vocabulary.types):
         special = kind in (_CONTROL, _UNKNOWN) or id_ in named
         if special or kind == _USER_DEFINED:
-            text = _spelled(vocabulary, id_) if sentencepiece else vocabulary.tokens[id_]
-            # A run of spaces is one token and must be looked for where spaces are marks already.
-            marked = sentencepiece and not special and _SPACE in text
+            text = vocabulary.spelled(id_)
+            # A run of spaces must be looked for where spaces have become marks already.
+            marked = kind == _USER_DEFINED and text != vocabulary.tokens[id_]
             added.append(AddedToken(text, special=special, normalized=marked))
     return added
 
@@ -299,6 +310,11 @@ def _set_template(built: GGUFTokenizer) -> None:
     single = [f"{piece}:0" for piece in (*before, "$A", *after)]
     second = [f"{piece}:1" for piece in (*before, "$B", *after)]
     names = sorted({*before, *after})
+    if any(":" in name or name.startswith("$") for name in names):
+        raise UnsupportedModel(
+            f"the tokens around every text, {' and '.join(names)}, have a sign that templates of "
+            "the tokenizers library give a meaning (':' or '$'); take the original model folder"
+        )
     built.tokenizer.post_processor = TemplateProcessing(
         single=single,
         pair=single + second,
