@@ -136,7 +136,7 @@ class Model:
 
     def last_hidden(self, ids: list[int]) -> Tensor:
         """Return what enters the head at the last position, `[d]`."""
-        with torch.inference_mode():
+        with torch.no_grad():  # not inference_mode: the caller may go on with h as it likes
             h, _ = self.body(torch.tensor([ids]), use_cache=False)
         return h[0, -1]
 

@@ -74,7 +74,7 @@ class LMHead(nn.Module):
         self._keep("weight", weight)
         self._keep("bias", bias)
         self.norm = norm
-        self.softcap = softcap
+        self.softcap = None if softcap is None else float(softcap)
         self.scale = scale if scale is None or isinstance(scale, Scale) else Scale(float(scale))
         self.tied = tied
         self.logits_dtype = logits_dtype
@@ -187,9 +187,9 @@ class LMHead(nn.Module):
         about = {
             "shape": list(self.weight.shape),
             "dtype": [_short(t.dtype) for t in self._projection()],
-            "scale": str(self.scale),
+            "scale": self.scale and [self.scale.by, self.scale.divide],
             "softcap": self.softcap,
-            "logits": [self.vocab_size, str(self.logits_dtype)],
+            "logits": self.vocab_size,
         }
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for tensor in self._projection():
@@ -210,11 +210,12 @@ class LMHead(nn.Module):
             tensor = tensor.detach()
             if all(bound.isfinite() for bound in torch.aminmax(tensor)):
                 continue  # the usual case, with nothing copied
-            bad = torch.cat([~rows.isfinite().flatten(1).all(1) for rows in _chunks(tensor)])
-            count = sum(int((~rows.isfinite()).sum()) for rows in _chunks(tensor))
+            bad = torch.cat(  # how many in every row
+                [(~rows.isfinite()).reshape(len(rows), -1).sum(1) for rows in _chunks(tensor)]
+            )
             raise BadCheckpoint(
-                f"the head's {name} holds {count:,} numbers that are NaN or infinite, the first "
-                f"in row {int(bad.nonzero()[0])}; expected finite weights: fetch the model again"
+                f"the head's {name} holds {int(bad.sum()):,} numbers that are NaN or infinite, the "
+                f"first in row {int(bad.nonzero()[0])}; expected finite ones: fetch the model again"
             )
 
     def __repr__(self) -> str:

@@ -32,7 +32,12 @@ _ALIASES = {
 # What only takes rows, or puts them elsewhere; dropout does nothing in inference.
 _MOVES = {"contiguous", "clone", "detach", "dropout", "getitem", "to", "cpu", "cuda"}
 _MOVES |= {"flatten", "permute", "reshape", "squeeze", "transpose", "unsqueeze", "view"}
-_CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
+_CASTS = {
+    "bfloat16": torch.bfloat16,
+    "double": torch.float64,
+    "float": torch.float32,
+    "half": torch.float16,
+}
 
 
 @dataclass(frozen=True)
@@ -96,10 +101,14 @@ def _trial(model: nn.Module, inputs: dict[str, Any]) -> tuple[list[Call], Any]:
     try:
         return record(model, inputs)
     except Exception as error:  # whatever the model's own code may raise
+        if any(tensor.is_meta for tensor in tensors_in(inputs)):
+            way_out = "load the whole model and give it to LMHead.from_model"
+        else:
+            way_out = "pass what its forward needs: LMHead.from_model(model, input_ids=..., ...)"
+        reason = (str(error).strip().splitlines() or [""])[0]
         raise UnsupportedModel(
             f"{type(model).__name__} failed on the trial run with {', '.join(inputs)} "
-            f"({type(error).__name__}: {_first_line(error)}); pass the arguments that its forward "
-            "needs: LMHead.from_model(model, input_ids=..., ...)"
+            f"({type(error).__name__}: {reason}); {way_out}"
         ) from error
 
 
@@ -217,7 +226,8 @@ def _read(
     kind: str, model: nn.Module, linear: Call, after: list[Call], before: list[Call]
 ) -> tuple[LMHead, list[Call]]:
     """Say in the words of LMHead what was found; return also the moves among the logits."""
-    _, weight, bias = (*linear.inputs, None)[:3]
+    weight = linear.inputs[1]
+    bias = linear.inputs[2] if len(linear.inputs) > 2 else None
     known = {id(p) for p in (*model.parameters(), *model.buffers())}
     if id(weight) not in known or not (bias is None or id(bias) in known):
         raise UnsupportedModel(
@@ -345,7 +355,3 @@ def _owner(calls: list[Call], linear: Call) -> nn.Module | None:
 def _story(calls: list[Call]) -> str:
     """Name the calls from the projection to the logits, given the other way round."""
     return " > ".join(["projection", *(call.name for call in reversed(calls)), "logits"])
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0]

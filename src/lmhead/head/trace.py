@@ -124,7 +124,7 @@ class _NoData(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers, on the meta device, the few questions that need data.
 
     The run is watched for its structure alone, so any answer will do that lets it go on: no
-    element is chosen, every number is 0, no two tensors differ.
+    element is chosen, every number is 0, every condition holds.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -133,7 +133,7 @@ class _NoData(TorchDispatchMode):  # type: ignore[no-untyped-call]
         first = next((a for a in args if isinstance(a, Tensor)), None)
         if first is not None and first.is_meta:
             if func is aten._local_scalar_dense.default:
-                return torch.zeros((), dtype=first.dtype, device="cpu").item()
+                return first.dtype == torch.bool or 0
             if func is aten.equal.default:
                 return True
             if func is aten.nonzero.default:
