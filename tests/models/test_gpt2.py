@@ -1,6 +1,8 @@
 """Our GPT-2 gives transformers' logits and tokens, and the two read each other's files."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -323,3 +325,12 @@ def test_reads_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     got = GPT2LMHeadModel.from_pretrained(tmp_path / "tiny.gguf")
     for name, p in ours.named_parameters():
         assert torch.equal(p, got.get_parameter(name)), name
+
+
+def test_it_needs_no_transformers() -> None:
+    code = (
+        "import sys, torch; from lmhead.models.gpt2 import *; "
+        "GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=4, n_layer=1, n_head=1)); "
+        "sys.exit('transformers' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
