@@ -1,7 +1,6 @@
 """The real models: converted, they compute what transformers' own reading of the file computes."""
 
 import tempfile
-import time
 from pathlib import Path
 
 import gguf
@@ -66,11 +65,10 @@ def test_smollm2_has_the_logits_of_transformers_own_reading(
 
 
 @pytest.mark.model
-def test_smollm2_converts_within_half_a_minute(smollm2: Path, smollm2_gguf: Path) -> None:
+def test_the_cached_folder_is_what_the_conversion_writes(smollm2: Path, smollm2_gguf: Path) -> None:
+    """Fails when convert_gguf changes and CONVERSION does not: old caches would stay in use."""
     with tempfile.TemporaryDirectory() as place:
-        start = time.perf_counter()
         convert_gguf(smollm2_gguf, Path(place))
-        assert time.perf_counter() - start < 30
         for made in Path(place).iterdir():
             if made.suffix == ".json":
                 assert made.read_bytes() == (smollm2 / made.name).read_bytes()

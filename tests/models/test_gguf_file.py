@@ -1,7 +1,6 @@
 import struct
 import subprocess
 import sys
-import time
 import tracemalloc
 from pathlib import Path
 
@@ -268,7 +267,7 @@ def test_a_type_newer_than_the_table_is_named(small: Path, tmp_path: Path) -> No
         open_gguf(path)
 
 
-def test_a_quarter_of_a_million_tokens_open_quickly(tmp_path: Path) -> None:
+def test_a_quarter_of_a_million_tokens_are_read_when_asked_for(tmp_path: Path) -> None:
     V = 262_144
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "gemma3")
     writer.add_token_list([f"▁token{i}" for i in range(V)])
@@ -278,12 +277,11 @@ def test_a_quarter_of_a_million_tokens_open_quickly(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    best = float("inf")
-    for _ in range(5):  # the quickest of five: other work on the machine only adds
-        start = time.perf_counter()
-        file = open_gguf(tmp_path / "x.gguf")
-        best = min(best, time.perf_counter() - start)
-    assert best < 0.4
+    tracemalloc.start()
+    file = open_gguf(tmp_path / "x.gguf")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20  # no token has become a Python string yet
     assert file.metadata["tokenizer.ggml.tokens"][V - 1] == f"▁token{V - 1}"
     assert file.metadata["tokenizer.ggml.scores"][V - 1] == -float(V - 1)
 
