@@ -193,10 +193,10 @@ def _byte_level(vocabulary: _Vocabulary) -> "tuple[Tokenizer, bool]":
     from tokenizers.models import BPE
 
     metadata = vocabulary.file.metadata
-    rule_name = str(metadata.get("tokenizer.ggml.pre"))
-    if "tokenizer.ggml.pre" not in metadata and metadata.get("general.architecture") == "gpt2":
+    rule_name = metadata.get("tokenizer.ggml.pre")
+    if rule_name is None and metadata.get("general.architecture") == "gpt2":
         rule_name = "gpt-2"  # files older than the key, of the model that the rule is named after
-    if rule_name not in _WORD_RULES:
+    if not isinstance(rule_name, str) or rule_name not in _WORD_RULES:
         raise UnsupportedModel(
             f"{vocabulary.file.path} cuts text into words by the rule {rule_name!r}; expected one "
             f"of {', '.join(_WORD_RULES)}: take the original model folder instead"
