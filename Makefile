@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?=
+PYTEST ?= --numprocesses 2 --dist loadfile
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
 comma := ,

@@ -2,7 +2,9 @@
 
 import os
 
-# Two cores: without this every worker would start threads of its own for both.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One thread per worker: threads that wait for each other on busy cores take many times longer.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may depend on a hub
 

@@ -219,16 +219,29 @@ def test_an_error_in_the_model_leaves_the_patch_sound() -> None:
     assert model(inputs["input_ids"]).logits.shape == (3, 17, V)
 
 
+@pytest.mark.usefixtures("short_chunks")
 def test_a_resized_and_frozen_head_follows() -> None:
     model = patch_loss(tiny("llama"))
     model.resize_token_embeddings(V + 9, mean_resizing=False)
     model.get_output_embeddings().requires_grad_(False)
     inputs = batch()
     inputs["labels"][1, 4] = V + 8
-    loss = model(**inputs).loss
+    out = model(**inputs)
+    assert out.logits.shape == (3, 0, V + 9)
+    loss = out.loss
     loss.backward()
     assert model.get_output_embeddings().weight.grad is None
     torch.testing.assert_close(loss, unpatch_loss(model)(**inputs).loss)
+
+
+def test_a_replaced_output_layer_is_left_alone() -> None:
+    """As adapters do: the loss is right, if not frugal."""
+    model = patch_loss(tiny("llama"))
+    loss = model(**batch()).loss
+    model.lm_head = torch.nn.Sequential(model.lm_head)
+    out = model(**batch())
+    assert out.logits.shape == (3, 17, V)
+    torch.testing.assert_close(out.loss, loss)
 
 
 def test_bfloat16_is_no_less_exact() -> None:

@@ -104,13 +104,15 @@ def chunk_for(tokens: int, V: int, d: int, softcap: float | None = None) -> int:
 
     Each chunk reads W and its gradient from memory once more. Half of d tokens make that traffic
     small beside the products, and the buffer half as large as W. A small head takes more at once,
-    which spares Python's overhead; a softcap needs a second buffer. The chunks are made equally
-    long.
+    which spares Python's overhead; a softcap needs a second buffer. The chunks are about equally
+    long, in steps of 64: products of odd widths are up to a fifth slower.
     """
-    widest = max(min(max(d // 128 * 64, 128), 512), 2**22 // V)
+    widest = max(min(max(d // 2, 128), 512), 2**22 // V)
     if softcap is not None:
         widest = max(widest // 2, 64)
-    return max(1, math.ceil(tokens / max(1, math.ceil(tokens / widest))))
+    widest -= widest % 64
+    chunks = math.ceil(tokens / widest)
+    return max(1, min(tokens, math.ceil(tokens / max(1, chunks) / 64) * 64))
 
 
 @dataclass(frozen=True)

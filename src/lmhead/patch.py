@@ -1,7 +1,7 @@
 """Teach a transformers model to compute its loss without the logits, and undo it.
 
 A causal model of transformers ends with `logits = output_layer(h)`, some arithmetic on the logits,
-and `self.loss_function(logits, labels, ...)`. Two hooks and that one attribute are all it takes:
+and `self.loss_function(logits, labels, ...)`. Hooks and that one attribute are all it takes:
 
     model called with labels -> before the output layer: keep h, pass on none of its rows
                              -> the model works on empty logits, [B, 0, V]
@@ -60,24 +60,25 @@ def patch_loss(model: M, *, eval_logits: bool = True) -> M:
             "ForCausalLMLoss: only the plain next-token loss can be computed without the logits"
         )
     found = locate(model)
-    head, layer = found.head, found.layer
-    if not isinstance(layer, nn.Linear):
+    head = found.head
+    if not isinstance(found.layer, nn.Linear):
         raise UnsupportedModel(
-            f"the output layer of {kind} is a {type(layer).__name__}; expected a torch.nn.Linear"
+            f"the output layer of {kind} is a {type(found.layer).__name__}; "
+            "expected a torch.nn.Linear"
         )
     names = list(inspect.signature(model.forward).parameters)
     patch = _LossPatch(
         original=original,
         was_set="_loss_function" in vars(model),
         labels_at=names.index("labels"),
-        rows=head.vocab_size,
+        layer_name=found.layer_name,
+        rows=None if head.vocab_size == len(head.weight) else head.vocab_size,
         scale=None if head.scale is None else head.scale.factor,
         softcap=head.softcap,
         eval_logits=eval_logits,
     )
     patch.handles = [
         model.register_forward_pre_hook(patch.begin, with_kwargs=True),
-        layer.register_forward_pre_hook(patch.keep),
         model.register_forward_hook(patch.end, always_call=True),
     ]
     model.loss_function = patch.loss
@@ -108,8 +109,9 @@ def _calls_loss_function(model: object) -> bool:
 class _Call:
     """One forward pass with labels that is under way."""
 
+    handle: RemovableHandle  # of the hook on the output layer
+    layer: nn.Linear
     h: Tensor | None = None  # [..., d]
-    layer: nn.Linear | None = None
 
 
 @dataclass
@@ -117,7 +119,8 @@ class _LossPatch:
     original: Any  # the loss function that the model had,
     was_set: bool  # by its own attribute and not by its class
     labels_at: int  # where `labels` stands among the arguments of forward
-    rows: int  # V; a model may cut off the logits of padding rows
+    layer_name: str  # of the output layer; by name, because resizing the vocabulary replaces it
+    rows: int | None  # where the model cuts off the logits of padding rows, how many it keeps
     scale: float | None
     softcap: float | None
     eval_logits: bool
@@ -126,30 +129,34 @@ class _LossPatch:
     calls: dict[int, _Call] = field(default_factory=dict)
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See whether the call has labels; one without runs as ever."""
+        """Wait at the output layer, if the call has labels; one without runs as ever."""
         labels = args[self.labels_at] if len(args) > self.labels_at else kwargs.get("labels")
-        if labels is not None and (torch.is_grad_enabled() or not self.eval_logits):
-            self.calls[threading.get_ident()] = _Call()
+        evaluation = not torch.is_grad_enabled()
+        if labels is None or (evaluation and self.eval_logits):
+            return
+        layer = model.get_submodule(self.layer_name)
+        if isinstance(layer, nn.Linear):  # and not what someone put in its place, an adapter say
+            handle = layer.register_forward_pre_hook(self.keep)
+            self.calls[threading.get_ident()] = _Call(handle, layer)
 
-    def keep(self, layer: nn.Linear, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def keep(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Keep what enters the output layer, and let none of its rows through."""
         call = self.calls.get(threading.get_ident())
         if call is None:
             return None
-        h, *rest = args
-        call.h, call.layer = h, layer
-        return (h.narrow(-2, 0, 0), *rest)
+        call.h, *rest = args
+        return (call.h.narrow(-2, 0, 0), *rest)
 
     def loss(self, *args: Any, **kwargs: Any) -> Tensor:
         """Stand in for transformers' ForCausalLMLoss."""
         call = self.calls.get(threading.get_ident())
-        if call is None or call.h is None or call.layer is None:
+        if call is None or call.h is None:
             value: Tensor = self.original(*args, **kwargs)
             return value
         h, call.h = call.h, None
         weight: Tensor = call.layer.weight  # [V, d]
         bias: Tensor | None = call.layer.bias  # [V]
-        if self.rows < len(weight):
+        if self.rows is not None:
             weight, bias = weight[: self.rows], None if bias is None else bias[: self.rows]
         return self._loss(h, weight, bias, *args[1:], **kwargs)
 
@@ -188,7 +195,10 @@ class _LossPatch:
     def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Forget the call, also after an error."""
         call = self.calls.pop(threading.get_ident(), None)
-        if call is not None and call.h is not None and output is not None:
+        if call is None:
+            return
+        call.handle.remove()
+        if call.h is not None and output is not None:
             raise UnsupportedModel(
                 f"{type(model).__name__} did not ask for its loss although it got labels; "
                 "call unpatch_loss(model) and train it as it is"

@@ -1,0 +1,98 @@
+"""Trimming: counting against plain encode_batch, the surgery's time and memory, the head's speed.
+
+Prints ratios from one run. Run: python benchmarks/trim.py [MODEL]
+"""
+
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from lmhead.models.registry import DEFAULT_MODEL
+from lmhead.models.resolve import resolve
+from lmhead.trim.checkpoint import vocabulary_tensors, write_trimmed
+from lmhead.trim.corpus import Corpus
+from lmhead.trim.counts import count
+from lmhead.trim.folder import ModelFolder
+from lmhead.trim.idmap import TrimMap
+from lmhead.trim.keepset import Keep, choose, rounded, wanted
+
+ROUNDS = 3
+
+
+def corpus_of_sources(folder: Path) -> Corpus:
+    """The standard library's own sources, one file per text."""
+    texts = [f.read_text("utf-8", "ignore") for f in sorted(Path(os.__file__).parent.glob("*.py"))]
+    path = folder / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts), "utf-8")
+    return Corpus((path,))
+
+
+def main(model: str) -> None:
+    folder = ModelFolder.open(resolve(model))
+    with tempfile.TemporaryDirectory() as scratch:
+        corpus = corpus_of_sources(Path(scratch))
+        texts = [text.text for text in corpus]
+        size = sum(len(t.encode()) for t in texts)
+        tokenizer = folder.tokenizer.built
+        ours, plain = [], []
+        for _ in range(ROUNDS):  # turn by turn, so that both see the same machine
+            start = time.perf_counter()
+            for at in range(0, len(texts), 50):
+                tokenizer.encode_batch(texts[at : at + 50])
+            plain.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            first, held = count(folder.tokenizer, corpus)
+            ours.append(time.perf_counter() - start)
+        print(f"counting: {size / min(ours) / 1e6:.2f} MB/s, {min(plain) / min(ours):.2f} times "
+              "the speed of tokenizers.encode_batch")  # fmt: skip
+
+        start = time.perf_counter()
+        counts = (first + held).counts
+        kept = choose(
+            folder.tokenizer, folder.required_ids(), wanted(folder.tokenizer, Keep(), counts)
+        )
+        ids = TrimMap.of(rounded(folder.tokenizer, kept, folder.rows).ids, folder.rows)
+        print(
+            f"keep-set: {ids.kept_rows:,} of {ids.rows:,} rows, {time.perf_counter() - start:.2f} s"
+        )
+
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        start = time.perf_counter()
+        write_trimmed(folder, ids, folder.tokenizer.cut(ids), Path(scratch) / "out")
+        took = time.perf_counter() - start
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        largest = max(t.nbytes for t in folder.checkpoint.tensors.values())
+        print(
+            f"surgery: {took:.2f} s; peak {peak / 1024:.0f} MB, {(peak - before) / 1024:.0f} "
+            f"MB of it the surgery's (mapped pages included); largest tensor {largest / 1e6:.0f} MB"
+        )
+        cut = vocabulary_tensors(folder)
+        total = sum(t.nbytes for t in folder.checkpoint.tensors.values())
+        gone = sum(t.nbytes for t in cut.values()) * (1 - ids.kept_rows / ids.rows)
+        print(f"bytes: {gone / total:.1%} of the model went away")
+
+    import torch
+
+    name = max(cut, key=lambda n: cut[n].nbytes)
+    W = folder.checkpoint.read(name)
+    Wk = W[torch.from_numpy(ids.row_ids)]
+    h = torch.randn(1, W.shape[1], dtype=W.dtype)
+    times: dict[str, list[float]] = {"whole": [], "trimmed": []}
+    with torch.inference_mode():
+        for _ in range(30):
+            for label, weight in (("whole", W), ("trimmed", Wk)):
+                start = time.perf_counter()
+                torch.nn.functional.linear(h, weight)
+                times[label].append(time.perf_counter() - start)
+    whole, trimmed = (sorted(times[k])[15] for k in ("whole", "trimmed"))
+    print(
+        f"head, one token: {whole * 1e3:.2f} ms to {trimmed * 1e3:.2f} ms, x{whole / trimmed:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_MODEL)

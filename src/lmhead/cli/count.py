@@ -1,0 +1,108 @@
+"""`lmhead count`: how often each token occurs in a corpus; and the options that name a corpus."""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lmhead.cli.options import Json, Model
+from lmhead.models.registry import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from lmhead.trim.corpus import Corpus
+
+
+class Errors(StrEnum):
+    """What to do with text that cannot be read."""
+
+    fail = "fail"
+    skip = "skip"
+
+
+Field = Annotated[str, typer.Option("--field", help="What to read in the objects of a .jsonl.")]
+OnErrors = Annotated[
+    Errors, typer.Option("--errors", help="Text that is not UTF-8, or no JSON: fail, or skip it.")
+]
+Ray = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS", help="Count on this Ray cluster (extra `ray`)."),
+]
+
+
+def count(
+    corpus: Annotated[
+        list[Path],
+        typer.Argument(metavar="CORPUS...", help="Text, .jsonl, .gz, .zst, folders; - for stdin."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The counts file.")],
+    model: Model = DEFAULT_MODEL,
+    field: Field = "text",
+    errors: OnErrors = Errors.fail,
+    ray: Ray = None,
+    json: Json = False,
+) -> None:
+    """Count the tokens of a corpus on all cores, for `lmhead trim --counts`."""
+    from lmhead.cli import render
+    from lmhead.models.resolve import resolve
+    from lmhead.trim.counts import count as count_tokens
+    from lmhead.trim.counts import count_on_ray
+    from lmhead.trim.folder import ModelFolder
+    from lmhead.trim.publish import staged
+
+    with open_corpus(corpus, field, errors) as texts:
+        folder = ModelFolder.open(resolve(model, render.progress))
+        if ray is not None:
+            counts = count_on_ray(folder.tokenizer, texts, ray, folder.readings)
+        else:
+            first, held = count_tokens(
+                folder.tokenizer, texts, readings=folder.readings, progress=render.progress
+            )
+            counts = first + held
+        warn_skipped(texts)
+    with staged(out, force=True) as staging:
+        counts.save(staging)
+    distinct = int((counts.counts > 0).sum())
+    if json:
+        render.print_json(
+            {
+                "out": str(out),
+                "texts": counts.texts,
+                "tokens": counts.tokens,
+                "distinct": distinct,
+                "skipped": counts.skipped,
+            }
+        )
+        return
+    render.out().print(
+        f"{counts.tokens:,} tokens, {distinct:,} of them distinct, in {counts.texts:,} texts: {out}"
+    )
+
+
+@contextmanager
+def open_corpus(paths: list[Path], field: str, errors: Errors) -> "Iterator[Corpus]":
+    """Open the corpus that a command was given; stdin is kept in a file to be read twice."""
+    from lmhead.trim.corpus import Corpus
+
+    if Path("-") not in paths:
+        yield Corpus(tuple(paths), field, errors.value)
+        return
+    with tempfile.TemporaryDirectory(prefix="lmhead-") as folder:
+        spooled = Path(folder) / "stdin"
+        with spooled.open("wb") as out:
+            shutil.copyfileobj(sys.stdin.buffer, out)
+        found = tuple(spooled if path == Path("-") else path for path in paths)
+        yield Corpus(found, field, errors.value)
+
+
+def warn_skipped(corpus: "Corpus") -> None:
+    """Say what of a corpus was left out."""
+    from lmhead.cli import render
+
+    if corpus.skipped:
+        render.note(f"{len(corpus.skipped):,} texts skipped, the first: {corpus.skipped[0]}")

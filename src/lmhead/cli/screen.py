@@ -1,0 +1,58 @@
+"""`lmhead screen`: make the int8 copy that lets a head answer from a quarter of its bytes."""
+
+from typing import Annotated
+
+import typer
+
+from lmhead.cli.options import Json
+from lmhead.models.registry import DEFAULT_MODEL
+
+
+def screen(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A folder, a .gguf file, a built-in name or a Hugging Face id.",
+        ),
+    ] = DEFAULT_MODEL,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Make the copy anew even if it is there.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Make the int8 copy of a head, once, for exact and faster answers (the screened engine).
+
+    It is kept beside the model, or in the cache where that folder cannot be written.
+    """
+    from lmhead.cli import render
+    from lmhead.head import LMHead
+    from lmhead.head.screened import ScreenedHead
+    from lmhead.models.resolve import resolve
+
+    folder = resolve(model, render.progress)
+    head = LMHead.from_pretrained(folder)
+    screened = ScreenedHead.from_head(
+        head, folder, save=True, rebuild=rebuild, progress=render.progress
+    )
+    whole = head.vocab_size * head.hidden_size * 4
+    result = {
+        "model": model,
+        "path": str(screened.path),
+        "head_sha256": head.sha256,
+        "vocab_size": head.vocab_size,
+        "hidden_size": head.hidden_size,
+        "copy_bytes": screened.screen.nbytes,
+        "share_of_float32": screened.screen.nbytes / whole,
+        "kernels": "numba" if screened.compiled else "torch",
+    }
+    if json:
+        render.print_json(result)
+        return
+    render.out().print(
+        f"{model}: {head.vocab_size:,} x {head.hidden_size:,} in "
+        f"{render.size(screened.screen.nbytes)}, "
+        f"{render.percent(screened.screen.nbytes / whole)} of the float32 head\n{screened.path}"
+    )
+    if not screened.compiled:
+        render.note("numba is not installed, so it will be slow: pip install 'lmhead[fast]'")

@@ -1,0 +1,203 @@
+"""`lmhead trim`: a smaller vocabulary, with proof that nothing you need has changed."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lmhead.cli.count import Errors, Field, OnErrors, Ray, open_corpus, warn_skipped
+from lmhead.cli.options import Json
+from lmhead.errors import BadInput
+from lmhead.models.registry import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from lmhead.trim.report import Saving, TrimReport
+
+_DEFAULT_COVERAGE = 0.9999
+
+
+class Form(StrEnum):
+    """What a trim writes."""
+
+    model = "model"
+    gguf = "gguf"
+    head = "head"
+
+
+def trim(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A folder, a .gguf file, a built-in name or a hub id."
+        ),
+    ] = DEFAULT_MODEL,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Where to write the result.")
+    ] = None,
+    corpus: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--corpus",
+            help="Keep what these texts encode to: text, .jsonl, .gz, .zst, folders, - for stdin; "
+            "may be repeated.",
+        ),
+    ] = None,
+    field: Field = "text",
+    errors: OnErrors = Errors.fail,
+    counts: Annotated[
+        list[Path] | None,
+        typer.Option("--counts", help="A file of `lmhead count`; may be repeated, and adds up."),
+    ] = None,
+    min_count: Annotated[
+        int, typer.Option(min=1, help="Keep tokens that the corpus holds this often.")
+    ] = 1,
+    script: Annotated[
+        str, typer.Option(metavar="NAMES", help="Keep tokens in these scripts: latin,greek,...")
+    ] = "",
+    language: Annotated[
+        str, typer.Option(metavar="CODES", help="Keep the scripts of these languages: en,el,...")
+    ] = "",
+    ascii_: Annotated[
+        bool, typer.Option("--ascii", help="Keep tokens that are all ASCII.")
+    ] = False,
+    ids: Annotated[
+        Path | None, typer.Option(help="Keep these ids: one per line, a JSON list, or a keep-set.")
+    ] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(help="Keep these tokens: one per line, as the vocabulary has it.")
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(min=2, help="Keep at most this many rows, the most useful.")
+    ] = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Run the model over the corpus and keep its choice at every step, and this share "
+            f"of what is likely there ({_DEFAULT_COVERAGE} with a corpus).",
+        ),
+    ] = None,
+    no_coverage: Annotated[
+        bool, typer.Option("--no-coverage", help="Keep what is read, not what the model says.")
+    ] = False,
+    likely: Annotated[
+        float, typer.Option(min=0, max=1, help="From which probability on a token is likely.")
+    ] = 0.01,
+    positions: Annotated[
+        int, typer.Option(min=1, help="Tokens of the corpus that the model reads at most.")
+    ] = 20_000,
+    prompts: Annotated[
+        int, typer.Option(min=1, help="Prompts cut from the corpus that the model continues.")
+    ] = 100,
+    length: Annotated[int, typer.Option(min=1, help="By how many tokens.")] = 64,
+    form: Annotated[
+        Form,
+        typer.Option(
+            help="A Hugging Face folder, a .gguf file, or a keep-set file for the head alone."
+        ),
+    ] = Form.model,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Show what would be kept and saved; write nothing.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is at DIR.")] = False,
+    ray: Ray = None,
+    json: Json = False,
+) -> None:
+    """Cut a model's vocabulary down to what you need, prove that, and only then publish it.
+
+    Bytes, special and added tokens, the chat template and all that a kept token is made of always
+    stay. Every text of the corpus keeps its tokens, and every kept logit its bits.
+    """
+    from lmhead.cli import render
+
+    if not plan and out is None:
+        raise BadInput("there is no place to write to; give --out DIR, or --plan to only look")
+    if no_coverage and coverage is not None:
+        raise BadInput("--coverage and --no-coverage exclude each other; give one")
+    if coverage is None and corpus and not no_coverage:
+        coverage = _DEFAULT_COVERAGE
+
+    from lmhead.trim import run
+    from lmhead.trim.keepset import Keep
+    from lmhead.trim.publish import refuse_existing
+    from lmhead.trim.report import TrimRequest
+
+    if out is not None and not plan:
+        refuse_existing(out, force)  # before minutes of work, not after
+    keep = Keep(min_count, _words(script), _words(language), ascii_, ids, tokens, size)
+    with open_corpus(corpus, field, errors) if corpus else nullcontext() as texts:
+        request = TrimRequest(
+            model, keep, texts, tuple(counts or ()), coverage, likely, positions, prompts, length,
+            ray,
+        )  # fmt: skip
+        if plan or out is None:
+            report = run.plan_trim(request, form.value, render.progress)
+        else:
+            report = run.trim_model(
+                request, out, form=form.value, force=force, progress=render.progress
+            )
+        if texts is not None:
+            warn_skipped(texts)
+    if json:
+        render.print_json(report.to_dict())
+    else:
+        _show(report)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word)
+
+
+def _show(report: "TrimReport") -> None:
+    from lmhead.cli import render
+    from lmhead.cli.verify import show_proof
+
+    ids = report.ids
+    table = render.table("", "before", "after", "saved", title=f"{report.model}, trimmed")
+    rows = 1 - ids.kept_rows / ids.rows
+    table.add_row("rows", f"{ids.rows:,}", f"{ids.kept_rows:,}", render.percent(rows))
+    _add(table, "parameters", report.parameters, lambda n: f"{n:,.0f}")
+    _add(table, "bytes", report.nbytes, render.size)
+    _add(table, "head, one token", report.head_seconds, lambda s: f"{s * 1000:.2f} ms")
+    render.out().print(table)
+
+    reasons = ", ".join(f"{name} {count:,}" for name, count in report.reasons.items())
+    render.out().print(f"kept: {reasons}")
+    if report.texts:
+        render.out().print(f"corpus: {report.texts:,} texts, {report.tokens:,} tokens")
+    if coverage := report.coverage:
+        render.out().print(
+            f"the model said, at {coverage.positions:,} positions: "
+            f"{render.percent(coverage.likely_share)} of what was likely is kept, "
+            f"{render.percent(coverage.share)} of all probability"
+        )
+        if found := coverage.estimate:
+            render.out().print(
+                f"on texts held back: {found.texts_left} of {found.texts} continuations of "
+                f"{found.length} tokens would leave the keep-set (95 %: "
+                f"{render.percent(found.low)} to {render.percent(found.high)}), "
+                f"{render.percent(found.step_rate)} of {found.steps:,} steps"
+            )
+    if report.dropped_examples:
+        render.out().print(
+            "dropped, for example: " + " ".join(repr(text) for text in report.dropped_examples),
+            markup=False,
+        )
+    if report.proof:
+        show_proof(report.proof)
+    if report.out:
+        render.out().print(f"written: {report.out}", markup=False)
+
+
+def _add(table: "Table", name: str, saving: "Saving", show: Callable[[float], str]) -> None:
+    from lmhead.cli import render
+
+    if saving.before:
+        share = render.percent(saving.share)
+        table.add_row(name, show(saving.before), show(saving.after), share)

@@ -1,0 +1,87 @@
+"""The int8 copy on disk: one safetensors file, memory-mapped, tied to the head it was made of.
+
+Its metadata holds the version of the layout and the head's SHA-256. A file that belongs to another
+head, or to another layout, is not this head's copy and is made anew.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from lmhead.errors import BadCheckpoint, LMHeadError
+from lmhead.head.bounds import BLOCK, LANES, Screen, padded
+from lmhead.models.cache import cache_root
+
+FILE_NAME = "lmhead.screen"
+_FORMAT = "lmhead-screen-1"
+_TENSORS = ("q", "scale", "residual", "norm")
+
+
+def screen_paths(folder: Path | None, sha256: str) -> list[Path]:
+    """List where a head's copy may lie: beside the model, then in the cache."""
+    beside = [] if folder is None else [folder / FILE_NAME]
+    return [*beside, cache_root() / "screens" / sha256 / FILE_NAME]
+
+
+def save_screen(screen: Screen, path: Path, sha256: str) -> Path:
+    """Write the copy: the file is either whole or not there at all."""
+    about = {
+        "format": _FORMAT,
+        "sha256": sha256,
+        "vocab_size": str(screen.vocab_size),
+        "hidden_size": str(screen.hidden_size),
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
+        staging = Path(name)
+        try:
+            save_file({name: getattr(screen, name) for name in _TENSORS}, staging, about)
+            staging.chmod(0o644)  # mkstemp's 0600 would hide it from other users
+            staging.replace(path)
+        finally:
+            staging.unlink(missing_ok=True)
+    except (OSError, SafetensorError) as error:
+        raise LMHeadError(
+            f"cannot write {path}: {error}; free space there, or choose another place"
+        ) from error
+    return path
+
+
+def load_screen(path: Path, sha256: str) -> Screen | None:
+    """Map the copy of the head with this SHA-256; None where the file is absent or of another head.
+
+    A damaged file is an error, for something is wrong with the disk or with whoever wrote it.
+    """
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            if about.get("format") != _FORMAT or about.get("sha256") != sha256:
+                return None
+            tensors = {name: file.get_tensor(name) for name in _TENSORS}
+            screen = Screen(
+                **tensors,
+                vocab_size=int(about["vocab_size"]),
+                hidden_size=int(about["hidden_size"]),
+            )
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise BadCheckpoint(
+            f"{path} is damaged ({error}); remove it and run `lmhead screen` again"
+        ) from error
+    rows, columns = padded(screen.vocab_size, BLOCK), padded(screen.hidden_size, LANES)
+    shapes = [(rows, columns), *[(rows,)] * 3]
+    kinds = [torch.int8, *[torch.float32] * 3]
+    for name, shape, kind in zip(_TENSORS, shapes, kinds, strict=True):
+        if tensors[name].shape != shape or tensors[name].dtype != kind:
+            raise BadCheckpoint(
+                f"{path} is damaged: {name} is {tensors[name].dtype} {list(tensors[name].shape)}, "
+                f"expected {kind} {list(shape)}; remove it and run `lmhead screen` again"
+            )
+    return screen

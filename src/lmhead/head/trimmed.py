@@ -1,0 +1,136 @@
+"""TrimmedHead: the rows of a keep-set, answering in the ids of the whole vocabulary.
+
+Body and tokenizer stay as they are; the projection reads only the kept rows. Every other token has
+the logit -inf: it is never drawn.
+
+Symbols: h hidden state `[..., d]`, K kept rows, V rows of the whole head.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lmhead.errors import BadInput
+from lmhead.head.base import TopK, check_k, draw, ranked
+from lmhead.head.dense import LMHead
+
+_BLOCK = 64
+
+
+class TrimmedHead(nn.Module):
+    """A head with the rows of a keep-set only, and the original ids.
+
+    `kept` holds canonical ids, ascending. The kept logits are those of `head`; all others are -inf.
+    """
+
+    kept: Tensor  # [K]
+    _at: Tensor  # [K]
+
+    def __init__(self, head: LMHead, kept: Sequence[int] | Tensor) -> None:
+        super().__init__()
+        ids = torch.as_tensor(kept, dtype=torch.long)
+        if ids.ndim != 1 or len(ids) < 2:
+            raise BadInput(f"the keep-set has shape {list(ids.shape)}; expected at least 2 ids")
+        if bool((ids.diff() <= 0).any()) or int(ids[0]) < 0 or int(ids[-1]) >= head.vocab_size:
+            raise BadInput(
+                f"the keep-set runs from {int(ids.min())} to {int(ids.max())}; expected ascending, "
+                f"distinct ids below {head.vocab_size:,}, the rows of the head"
+            )
+        kept = ids.to(head.weight.device)
+        self.register_buffer("kept", kept)
+        self._vocab_size = head.vocab_size
+        # A matrix product works on blocks of rows and adds up in another order in what is left at
+        # the end. For the same bits, rows from whole blocks are filled up to whole blocks, and the
+        # rows left at the end of the whole head stand at the end again, all of them.
+        total = head.weight.shape[0]
+        start = total - total % _BLOCK
+        inside = kept[kept < start]
+        filled = torch.cat([inside, inside.new_zeros(-len(inside) % _BLOCK)])
+        taken = torch.cat([filled, torch.arange(start, total, device=kept.device)])
+        rest = kept[kept >= start] - start + len(filled)
+        at = torch.cat([torch.arange(len(inside), device=kept.device), rest])
+        self.register_buffer("_at", at)  # [K], where in the product the kept rows are
+        self.rows = LMHead(
+            head.weight.detach()[taken],
+            None if head.bias is None else head.bias.detach()[taken],
+            head.norm,
+            head.softcap,
+            head.scale,
+            logits_dtype=head.logits_dtype,
+        )
+
+    @classmethod
+    def from_file(cls, head: LMHead, path: str | Path) -> "TrimmedHead":
+        """Make a trimmed head from a keep-set file, which must have been made for `head`."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                kept = file.get_tensor("kept")
+        except (OSError, SafetensorError) as error:
+            raise BadInput(
+                f"{path} is no keep-set file ({error}); expected what `lmhead trim --form head` "
+                "writes"
+            ) from error
+        if (made_for := metadata.get("head_sha256")) != head.sha256:
+            raise BadInput(
+                f"{path} was made for the head {str(made_for)[:12]} of {metadata.get('model')}, "
+                f"but this is {head.sha256[:12]}; make a keep-set for this model"
+            )
+        return cls(head, kept)
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of logits, those of dropped tokens included."""
+        return self._vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """d, the width of what enters the projection."""
+        return self.rows.hidden_size
+
+    @property
+    def sha256(self) -> str:
+        """What the projection is, as one hexadecimal number; another keep-set is another head."""
+        digest = hashlib.sha256(f"trimmed {self._vocab_size} {self.rows.sha256} ".encode())
+        digest.update(self.kept.cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+    def forward(self, h: Tensor, normed: bool = False) -> Tensor:
+        """Score every token: `[..., d]` to logits `[..., V]`, -inf where the row is gone."""
+        z = self._kept_logits(h, normed)
+        whole = z.new_full((*z.shape[:-1], self._vocab_size), float("-inf"))
+        return whole.index_copy(-1, self.kept, z)
+
+    def topk(self, h: Tensor, k: int, normed: bool = False) -> TopK:
+        """Return the k best kept tokens, ids and logits `[..., k]` each."""
+        check_k(k, len(self.kept))
+        best = ranked(self._kept_logits(h, normed), k)
+        return TopK(self.kept[best.ids], best.logits)  # ascending ids keep the order of ties
+
+    @torch.no_grad()
+    def sample(
+        self,
+        h: Tensor,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+        normed: bool = False,
+    ) -> Tensor:
+        """Draw the next token among the kept ones: ids `[...]`."""
+        if top_k is None:
+            return self.kept[draw(self._kept_logits(h, normed), temperature, generator)]
+        best = self.topk(h, top_k, normed=normed)
+        pick = draw(best.logits, temperature, generator)
+        return best.ids.gather(-1, pick.unsqueeze(-1)).squeeze(-1)
+
+    def _kept_logits(self, h: Tensor, normed: bool) -> Tensor:
+        z: Tensor = self.rows(h, normed=normed)
+        return z[..., self._at]  # [..., K]
+
+    def __repr__(self) -> str:
+        return f"TrimmedHead({len(self.kept)} of {self._vocab_size} rows, {self.rows!r})"

@@ -1,0 +1,111 @@
+"""Byte-pair merges, and the one tree by which a token comes to be.
+
+BPE starts from symbols (characters, or bytes) and applies, again and again, the applicable merge of
+lowest rank, leftmost first. Two facts make an exact trim possible:
+
+1. Take away merges that do not fire on a text, leave the others in their order: the text encodes as
+   before, for at every step the merge that fires is still the lowest that applies.
+2. Where a text ends up as tokens t1 ... tn, no merge ever crossed their borders, so the merges that
+   fired inside ti are those that fire when ti is encoded alone: its canonical tree.
+
+So a keep-set that holds, with every token, all tokens of its canonical tree encodes every text
+whose tokens it holds exactly as the whole vocabulary does. A token may be the result of several
+rules; only the one that fires counts.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+Pair = tuple[int, int]
+# What merging an adjacent pair gives: (rank, id), lowest rank first; None where nothing applies.
+Rule = Callable[[int, int], tuple[float, int] | None]
+
+
+def merge_all(symbols: Sequence[int], rule: Rule) -> tuple[list[int], list[int]]:
+    """Encode `symbols`; return the tokens that are left, and every token made on the way."""
+    tokens, made = list(symbols), []
+    while len(tokens) > 1:
+        best: tuple[float, int, int] | None = None
+        for at, (left, right) in enumerate(pairwise(tokens)):
+            found = rule(left, right)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = (found[0], at, found[1])
+        if best is None:
+            break
+        _, at, new = best
+        tokens[at : at + 2] = [new]
+        made.append(new)
+    return tokens, made
+
+
+@dataclass(frozen=True)
+class Merges:
+    """The BPE model of a tokenizer.json: vocabulary, ranks, and how a token falls into symbols."""
+
+    vocab: Mapping[str, int]
+    ranks: Mapping[Pair, tuple[int, int]]  # (left, right) -> (rank, result)
+    prefix: str  # of a symbol that continues a word
+    suffix: str  # of the symbol that ends a word
+    byte_fallback: bool
+
+    @classmethod
+    def of(cls, model: Mapping[str, Any]) -> "Merges":
+        """Read the `model` object of a tokenizer.json."""
+        vocab, prefix = model["vocab"], model.get("continuing_subword_prefix") or ""
+        ranks: dict[Pair, tuple[int, int]] = {}
+        for rank, merge in enumerate(model["merges"]):
+            left, right = split_rule(merge)
+            # A rule that stands there twice has its last rank, as in the tokenizers library.
+            ranks[vocab[left], vocab[right]] = (rank, vocab[result_of(left, right, prefix)])
+        suffix = model.get("end_of_word_suffix") or ""
+        return cls(vocab, ranks, prefix, suffix, bool(model.get("byte_fallback")))
+
+    def symbols(self, token: str) -> list[int] | None:
+        """Return the symbols that a token is made from, None where the vocabulary lacks one."""
+        continues = bool(self.prefix) and token.startswith(self.prefix)
+        ends = bool(self.suffix) and token.endswith(self.suffix)
+        text = token[len(self.prefix) if continues else 0 :]
+        text = text[: len(text) - len(self.suffix)] if ends else text
+        ids: list[int] = []
+        for at, char in enumerate(text):
+            symbol = (self.prefix if continues or at else "") + char
+            symbol += self.suffix if ends and at == len(text) - 1 else ""
+            if symbol in self.vocab:
+                ids.append(self.vocab[symbol])
+            elif self.byte_fallback and all(byte_token(b) in self.vocab for b in char.encode()):
+                ids.extend(self.vocab[byte_token(b)] for b in char.encode())
+            else:
+                return None
+        return ids
+
+    def closure(self, ids: Iterable[int], names: Mapping[int, str]) -> set[int]:
+        """Return `ids` with the canonical trees of all of them."""
+        rule: Rule = lambda left, right: self.ranks.get((left, right))  # noqa: E731
+        closed: set[int] = set()
+        for token_id in ids:
+            closed.add(token_id)
+            symbols = self.symbols(names[token_id]) if token_id in names else None
+            if symbols:
+                tokens, made = merge_all(symbols, rule)
+                # A token that its own merges do not lead to never comes out of them: no tree.
+                if tokens == [token_id]:
+                    closed.update(symbols, made)
+        return closed
+
+
+def split_rule(merge: str | Sequence[str]) -> tuple[str, str]:
+    """Return both sides of a merge, which is written `"a b"` or `["a", "b"]`."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left, right
+
+
+def result_of(left: str, right: str, prefix: str) -> str:
+    """Return the token that a merge makes: the inner prefix of the right side goes away."""
+    return left + (right[len(prefix) :] if prefix else right)
+
+
+def byte_token(byte: int) -> str:
+    """Return the token of one byte, as SentencePiece spells it."""
+    return f"<0x{byte:02X}>"

@@ -1,0 +1,238 @@
+"""Surgery on a model folder: the rows of the kept ids, every id renumbered, the rest untouched.
+
+Rows are cut out as bytes, read and written in pieces, so that memory holds no whole tensor,
+whatever the size of the model, and no dtype needs to be understood. Files without vocabulary rows
+are hard-linked, or copied where the disk does not allow it.
+"""
+
+import json
+import re
+import shutil
+import struct
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lmhead.errors import UnsupportedModel
+from lmhead.models.checkpoint import TensorHeader, read_json, weight_files
+from lmhead.progress import Progress, silent
+from lmhead.trim.bpe import split_rule
+from lmhead.trim.folder import ModelFolder, remap_ids
+from lmhead.trim.idmap import TrimMap
+from lmhead.trim.publish import link_or_copy
+from lmhead.trim.tokenizer import TokenizerJson
+
+_IN_A_LAYER = re.compile(r"(^|\.)\d+\.")
+_OTHER_IDS = re.compile(
+    r"pos|wpe|token_type"
+)  # rows that are not tokens, should V of them be there
+_PIECE = 2**23  # bytes copied at a time
+
+_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"}
+_KEEP = {".json", ".jinja", ".md", ".txt", ".html", ".pdf", ""}  # licences, cards, templates
+# Vocabularies in other forms than tokenizer.json. Those with a plain form are written anew.
+_STALE = {"vocab.json", "merges.txt", "vocab.txt", "added_tokens.json", "lmhead_trim.json"}
+_INDEX = "model.safetensors.index.json"
+
+
+def vocabulary_tensors(model: ModelFolder) -> dict[str, TensorHeader]:
+    """Return the stored tensors that have one row per token."""
+    found = {}
+    for name, header in model.checkpoint.tensors.items():
+        if _IN_A_LAYER.search(name) or _OTHER_IDS.search(name):
+            continue
+        if "per_layer" in name and "emb" in name:
+            raise UnsupportedModel(
+                f"{model.folder} has {name}, an embedding for every layer; "
+                "only a head and an embedding can be trimmed; use --form head"
+            )
+        if header.shape and header.shape[0] == model.rows:
+            found[name] = header
+        elif model.rows in header.shape:
+            raise UnsupportedModel(
+                f"{model.folder} has {name} of shape {list(header.shape)}, with the tokens not in "
+                "its rows; only rows can be trimmed; use --form head"
+            )
+    return found
+
+
+def write_trimmed(
+    model: ModelFolder,
+    ids: TrimMap,
+    tokenizer: TokenizerJson,
+    target: Path,
+    progress: Progress = silent,
+) -> None:
+    """Write the trimmed model into the folder `target`, which is made."""
+    target.mkdir()
+    _write_configs(model, ids, target)
+    _write_tokenizer(model, ids, tokenizer, target)
+    cut = vocabulary_tensors(model)
+    files = weight_files(model.folder)
+    touched = {header.file for header in cut.values()}
+    total = sum(file.stat().st_size for file in touched)
+    with progress("writing the weights", total=total) as advance:
+        for file in files:
+            if file in touched:
+                for nbytes in _write_shard(file, target / file.name, ids, set(cut)):
+                    advance(nbytes)
+            else:
+                link_or_copy(file, target / file.name)
+    _write_index(model, ids, cut, target)
+
+
+def _write_shard(source: Path, target: Path, ids: TrimMap, cut: set[str]) -> Iterator[int]:
+    """Write one safetensors file anew, yielding how many bytes were read."""
+    entries, _ = _entries(source)
+    metadata = entries.pop("__metadata__", None)
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    order = sorted(entries, key=lambda name: entries[name]["data_offsets"])
+    end = 0
+    for name in order:
+        entry = dict(entries[name])
+        first, last = entry["data_offsets"]
+        nbytes = last - first
+        if name in cut:
+            rows, *rest = entry["shape"]
+            entry["shape"] = [ids.kept_rows, *rest]
+            nbytes = nbytes // rows * ids.kept_rows
+        entry["data_offsets"] = [end, end + nbytes]
+        header[name] = entry
+        end += nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+
+    offsets = data_offsets(source)
+    with source.open("rb") as stream, target.open("wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for name in order:
+            offset, nbytes = offsets[name]
+            kept = ids.row_ids if name in cut else None
+            rows = entries[name]["shape"][0] if name in cut else 1
+            for piece in row_pieces(stream, offset, nbytes, rows, kept):
+                out.write(piece.data)
+            yield nbytes
+
+
+def _entries(file: Path) -> tuple[dict[str, Any], int]:
+    """Return a safetensors header and where the data starts."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        return json.loads(stream.read(length)), 8 + length
+
+
+def data_offsets(file: Path) -> dict[str, tuple[int, int]]:
+    """Return where in a safetensors file the data of each tensor is, and how many bytes."""
+    entries, start = _entries(file)
+    entries.pop("__metadata__", None)
+    places = {name: entry["data_offsets"] for name, entry in entries.items()}
+    return {name: (start + first, last - first) for name, (first, last) in places.items()}
+
+
+def row_pieces(
+    stream: IO[bytes],
+    offset: int,
+    nbytes: int,
+    rows: int = 1,
+    kept: npt.NDArray[np.int64] | None = None,
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Read a tensor in pieces, or its `kept` rows only; memory holds one piece at a time.
+
+    Read and not mapped: the pages of a mapped file count as memory of the process.
+    """
+    stream.seek(offset)
+    if kept is None:
+        for at in range(0, nbytes, _PIECE):
+            yield np.frombuffer(stream.read(min(_PIECE, nbytes - at)), np.uint8)
+        return
+    width = nbytes // rows
+    step = max(1, _PIECE // max(1, width))
+    for first in range(0, rows, step):
+        raw = stream.read(min(step, rows - first) * width)
+        low, high = np.searchsorted(kept, [first, first + step])
+        block = np.frombuffer(raw, np.uint8).reshape(-1, width)
+        yield np.ascontiguousarray(block[kept[low:high] - first])
+
+
+def _write_index(
+    model: ModelFolder, ids: TrimMap, cut: Mapping[str, TensorHeader], target: Path
+) -> None:
+    path = model.folder / _INDEX
+    if not path.is_file():
+        return
+    index = read_json(path)
+    gone = model.rows - ids.kept_rows
+    metadata = index.get("metadata") or {}
+    if "total_size" in metadata:
+        metadata["total_size"] -= sum(h.nbytes // model.rows * gone for h in cut.values())
+    if "total_parameters" in metadata:
+        metadata["total_parameters"] -= sum(prod(h.shape[1:]) * gone for h in cut.values())
+    write_json(target / _INDEX, {**index, "metadata": metadata})
+
+
+def _write_configs(model: ModelFolder, ids: TrimMap, target: Path) -> None:
+    def new(i: int) -> int | None:
+        return ids.to_trimmed([i])[0] if i in ids else None
+
+    def sized(config: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: ids.kept_rows
+            if key == "vocab_size" and value == model.rows
+            else sized(value)
+            if isinstance(value, dict)
+            else value
+            for key, value in config.items()
+        }
+
+    write_json(target / "config.json", sized(remap_ids(model.checkpoint.config, new)))
+    if model.checkpoint.generation_config:
+        write_json(
+            target / "generation_config.json", remap_ids(model.checkpoint.generation_config, new)
+        )
+    done = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    for path in sorted(model.folder.iterdir()):
+        if path.name in done | _STALE or path.name.endswith(".index.json"):
+            continue
+        if path.is_file() and path.suffix.lower() in _KEEP - _WEIGHTS and path.name[0] != ".":
+            shutil.copyfile(path, target / path.name)
+        elif path.is_dir() and path.name == "additional_chat_templates":
+            shutil.copytree(path, target / path.name)
+
+
+def _write_tokenizer(
+    model: ModelFolder, ids: TrimMap, tokenizer: TokenizerJson, target: Path
+) -> None:
+    (target / "tokenizer.json").write_text(tokenizer.dumps(), encoding="utf-8")
+    path = model.folder / "tokenizer_config.json"
+    if path.is_file():
+        config = read_json(path)
+        decoder = config.get("added_tokens_decoder")
+        if isinstance(decoder, dict):
+            config["added_tokens_decoder"] = {
+                str(ids.to_trimmed([int(i)])[0]): token
+                for i, token in decoder.items()
+                if int(i) in ids
+            }
+        write_json(target / path.name, config)
+    vocab: dict[str, int] = dict(tokenizer.model_vocab)
+    if (model.folder / "vocab.json").is_file():
+        write_json(target / "vocab.json", vocab)
+    if (model.folder / "merges.txt").is_file() and tokenizer.type == "BPE":
+        lines = [" ".join(split_rule(merge)) for merge in tokenizer.model["merges"]]
+        text = "\n".join(["#version: 0.2", *lines, ""])
+        (target / "merges.txt").write_text(text, encoding="utf-8")
+    if (model.folder / "vocab.txt").is_file():
+        tokens = sorted(vocab, key=vocab.__getitem__)
+        (target / "vocab.txt").write_text("\n".join([*tokens, ""]), encoding="utf-8")
+    if (added := model.folder / "added_tokens.json").is_file():
+        kept = {token: tokenizer.vocab[token] for token in read_json(added)}
+        write_json(target / added.name, kept)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,194 @@
+"""GGUF to GGUF: the kept rows as they are quantised, and a smaller tokenizer in the metadata.
+
+A row of a quantised matrix is a whole number of blocks, so rows can be cut out as bytes; nothing
+is dequantised, and nothing else of the file changes. Keys that hold no token ids are copied byte by
+byte.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmhead.errors import UnsupportedModel
+from lmhead.models.gguf_file import TENSOR_TYPES, GGUFFile, GGUFTensor, open_gguf
+from lmhead.models.gguf_tokenizer import build_tokenizer
+from lmhead.progress import Progress, silent
+from lmhead.trim.bpe import Rule, merge_all
+from lmhead.trim.checkpoint import row_pieces
+from lmhead.trim.idmap import TrimMap
+from lmhead.trim.tokenizer import TokenizerJson
+
+_STRING, _ARRAY = 8, 9
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_PER_TOKEN = ("tokens", "scores", "token_type")
+
+
+@dataclass(frozen=True)
+class _Key:
+    """One key of the metadata: its type and its value, as bytes of the file."""
+
+    name: str
+    kind: int
+    raw: memoryview
+
+
+def closure(file: GGUFFile, tokenizer: TokenizerJson, ids: Iterable[int]) -> frozenset[int]:
+    """Close a keep-set for every reader of the file.
+
+    SentencePiece files hold scores, not merges: their readers join the adjacent pair whose token
+    scores highest. The tree by scores is kept beside the tree by merges.
+    """
+    closed = set(tokenizer.closure(ids))
+    if file.metadata.get("tokenizer.ggml.model") != "llama":
+        return frozenset(closed)
+    scores: Sequence[float] = file.metadata["tokenizer.ggml.scores"][:]
+    names, vocab = tokenizer.names, tokenizer.model_vocab
+
+    def rule(left: int, right: int) -> tuple[float, int] | None:
+        joined = vocab.get(names[left] + names[right])
+        return None if joined is None else (-scores[joined], joined)
+
+    by_score: Rule = rule
+    for token_id in list(closed):
+        symbols = tokenizer.merges.symbols(names[token_id]) if token_id in names else None
+        if symbols:
+            tokens, made = merge_all(symbols, by_score)
+            if tokens == [token_id]:
+                closed.update(symbols, made)
+    return frozenset(closed)
+
+
+def read_tokenizer(file: GGUFFile) -> TokenizerJson:
+    """Return the tokenizer of a GGUF file in the form that can be trimmed."""
+    built = build_tokenizer(file).tokenizer
+    return TokenizerJson.of(json.loads(built.to_str()), str(file.path))
+
+
+def write_trimmed_gguf(
+    source: Path, ids: TrimMap, target: Path, progress: Progress = silent
+) -> None:
+    """Write the GGUF file `source` with the kept rows only."""
+    file = open_gguf(source)
+    cut = {name for name, tensor in file.tensors.items() if _has_rows(file, name, tensor, ids.rows)}
+    data = np.memmap(source, np.uint8, "r")
+    version, keys = _read_keys(data.data)
+    alignment = int(file.metadata.get("general.alignment", 32))
+    new_keys = [_changed(key, file.metadata, ids) for key in keys]
+
+    with source.open("rb") as stream, target.open("wb") as out:
+        out.write(b"GGUF" + struct.pack("<IQQ", version, len(file.tensors), len(new_keys)))
+        for key in new_keys:
+            out.write(_string(key.name) + struct.pack("<I", key.kind))
+            out.write(key.raw)
+        end = 0
+        for name, tensor in file.tensors.items():
+            shape = (ids.kept_rows, *tensor.shape[1:]) if name in cut else tensor.shape
+            kind = next(n for n, t in TENSOR_TYPES.items() if t[0] == tensor.type)
+            out.write(_string(name) + struct.pack("<I", len(shape)))
+            out.write(struct.pack(f"<{len(shape)}QIQ", *shape[::-1], kind, end))
+            end += _aligned(_nbytes(tensor, name in cut, ids), alignment)
+        out.write(b"\0" * (-out.tell() % alignment))
+        with progress("writing the weights", total=end) as advance:
+            for name, tensor in file.tensors.items():
+                kept = ids.row_ids if name in cut else None
+                rows = tensor.shape[0] if name in cut else 1
+                for piece in row_pieces(stream, tensor.offset, tensor.nbytes, rows, kept):
+                    out.write(piece.data)
+                    advance(piece.nbytes)
+                out.write(b"\0" * (-out.tell() % alignment))
+
+
+def _has_rows(file: GGUFFile, name: str, tensor: GGUFTensor, rows: int) -> bool:
+    if name.startswith("per_layer_token_embd"):
+        raise UnsupportedModel(
+            f"{file.path} has {name}, an embedding for every layer; only a head and an embedding "
+            "can be trimmed"
+        )
+    return name.split(".")[0] in ("token_embd", "output") and tensor.shape[0] == rows
+
+
+def _nbytes(tensor: GGUFTensor, cut: bool, ids: TrimMap) -> int:
+    return tensor.nbytes // tensor.shape[0] * ids.kept_rows if cut else tensor.nbytes
+
+
+def _changed(key: _Key, metadata: Mapping[str, Any], ids: TrimMap) -> _Key:
+    """Return a key with its ids renumbered and its arrays cut."""
+    name = key.name
+    value = metadata[name]
+    short = name.removeprefix("tokenizer.ggml.")
+    if name == "tokenizer.ggml.merges":
+        tokens = metadata["tokenizer.ggml.tokens"]
+        kept = {tokens[i] for i in ids.kept}
+        return _with_array(key, [m for m in value if _merge_stays(m, kept)])
+    if short in _PER_TOKEN and name != short:
+        return _with_array(key, [value[i] for i in ids.kept])
+    if name.startswith("tokenizer.") and name.endswith(("_token_id", "_token_ids")):
+        new: Callable[[int], int] = lambda i: ids.to_trimmed([i])[0] if i in ids else i  # noqa: E731
+        if key.kind == _ARRAY:
+            return _with_array(key, [new(i) for i in value])
+        return _Key(name, key.kind, memoryview(struct.pack("<" + _CODES[key.kind], new(value))))
+    if name.endswith(".vocab_size") and value == ids.rows:
+        raw = struct.pack("<" + _CODES[key.kind], ids.kept_rows)
+        return _Key(name, key.kind, memoryview(raw))
+    return key
+
+
+def _merge_stays(merge: str, kept: set[str]) -> bool:
+    left, _, right = merge.partition(" ")
+    return left in kept and right in kept and left + right in kept
+
+
+def _with_array(key: _Key, values: Sequence[Any]) -> _Key:
+    (kind,) = struct.unpack_from("<I", key.raw)
+    head = struct.pack("<IQ", kind, len(values))
+    if kind == _STRING:
+        body = b"".join(map(_string, values))
+    else:
+        body = struct.pack(f"<{len(values)}{_CODES[kind]}", *values)
+    return _Key(key.name, key.kind, memoryview(head + body))
+
+
+def _read_keys(data: memoryview) -> tuple[int, list[_Key]]:
+    """Return the version and all keys as bytes; `open_gguf` has checked that they fit."""
+    version, _, count = struct.unpack_from("<IQQ", data, 4)
+    at, keys = 24, []
+    for _ in range(count):
+        (length,) = struct.unpack_from("<Q", data, at)
+        name = bytes(data[at + 8 : at + 8 + length]).decode()
+        at += 8 + length
+        (kind,) = struct.unpack_from("<I", data, at)
+        at += 4
+        end = _end_of_value(data, kind, at)
+        keys.append(_Key(name, kind, data[at:end]))
+        at = end
+    return version, keys
+
+
+def _end_of_value(data: memoryview, kind: int, at: int) -> int:
+    if kind == _STRING:
+        return int(at + 8 + struct.unpack_from("<Q", data, at)[0])
+    if kind != _ARRAY:
+        return at + _SIZES[kind]
+    element, count = struct.unpack_from("<IQ", data, at)
+    at += 12
+    if element != _STRING:
+        return int(at + _SIZES[element] * count)
+    length_at = struct.Struct("<Q").unpack_from
+    for _ in range(count):
+        at += 8 + length_at(data, at)[0]
+    return at
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _aligned(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment

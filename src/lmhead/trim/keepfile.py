@@ -1,0 +1,63 @@
+"""The keep-set file: which rows of a head to use, in the form that draft heads are given.
+
+A safetensors file with
+- `kept [K]` int64: the canonical ids, ascending (a frequency-ranked draft head takes this list),
+- `d2t [K]` int64: canonical id minus new id, and `t2d [V]` bool: whether an id is kept (the two
+  maps of an EAGLE-3 draft head),
+and in its metadata the rows V and the SHA-256 of the head it was made for.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lmhead.errors import BadInput
+from lmhead.trim.idmap import TrimMap
+
+_KIND = "lmhead keep-set"
+
+
+@dataclass(frozen=True)
+class KeepFile:
+    """A keep-set and the head that it belongs to."""
+
+    ids: TrimMap
+    model: str
+    head_sha256: str
+
+    def save(self, path: Path) -> None:
+        """Write the file."""
+        from safetensors.numpy import save_file
+
+        kept = self.ids.row_ids
+        t2d = np.zeros(self.ids.rows, np.bool_)
+        t2d[kept] = True
+        tensors = {"kept": kept, "d2t": kept - np.arange(len(kept)), "t2d": t2d}
+        metadata = {
+            "kind": _KIND,
+            "model": self.model,
+            "rows": str(self.ids.rows),
+            "head_sha256": self.head_sha256,
+        }
+        save_file(tensors, path, metadata)
+
+    @classmethod
+    def load(cls, path: Path) -> "KeepFile":
+        """Read a file that `save` wrote."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="np") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("kind") != _KIND:
+                    raise ValueError("its metadata does not say so")
+                kept = file.get_tensor("kept").tolist()
+            return cls(
+                TrimMap.of(kept, int(metadata["rows"])), metadata["model"], metadata["head_sha256"]
+            )
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise BadInput(
+                f"{path} is no keep-set file ({error}); expected what `lmhead trim --form head` "
+                "writes"
+            ) from error

@@ -1,0 +1,130 @@
+"""What is asked of a trim, and what it says when it is done."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lmhead import __version__
+from lmhead.errors import BadInput
+from lmhead.trim.corpus import Corpus
+from lmhead.trim.coverage import Estimate
+from lmhead.trim.idmap import TrimMap
+from lmhead.trim.keepset import Keep
+from lmhead.trim.verify import Proof
+
+Form = Literal["model", "gguf", "head"]
+
+
+@dataclass(frozen=True)
+class TrimRequest:
+    """What to trim and what to keep.
+
+    With `coverage` the model runs over at most `positions` tokens of the corpus, and continues
+    `prompts` cut from it by `length` tokens; kept is its choice at every step, and that share of
+    the probability of all tokens that are `likely` there. None: the model does not run.
+    """
+
+    model: str
+    keep: Keep = Keep()  # noqa: RUF009
+    corpus: Corpus | None = None
+    counts: tuple[Path, ...] = ()
+    coverage: float | None = None
+    likely: float = 0.01
+    positions: int = 20_000
+    prompts: int = 100
+    length: int = 64
+    ray: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.coverage is not None:
+            if not 0 <= self.coverage <= 1:
+                raise BadInput(
+                    f"the coverage is {self.coverage}; expected a share from 0 to 1, such as 0.9999"
+                )
+            if self.corpus is None:
+                raise BadInput("coverage needs texts to run the model on; give a corpus")
+        asked = self.keep.names_something or self.keep.size is not None
+        if self.corpus is None and not self.counts and not asked:
+            raise BadInput(
+                "nothing says what to keep; give a corpus, counts, scripts, languages, ascii, ids, "
+                "tokens or a size"
+            )
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What the model said on the corpus, and how much of it the keep-set holds."""
+
+    wanted: float
+    likely: float
+    positions: int
+    share: float  # of all probability, averaged over positions
+    likely_share: float  # of the probability of likely tokens
+    added: int  # ids that the corpus itself does not hold
+    estimate: Estimate | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        estimate = self.estimate.to_dict() if self.estimate else None
+        return {**asdict(self), "estimate": estimate}
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How large something was and is."""
+
+    before: float
+    after: float
+
+    @property
+    def share(self) -> float:
+        """The share that went away."""
+        return 1 - self.after / self.before if self.before else 0.0
+
+
+@dataclass(frozen=True)
+class TrimReport:
+    """What a trim keeps and saves, and the proof where it was made."""
+
+    model: str
+    form: Form
+    ids: TrimMap
+    reasons: Mapping[str, int]
+    texts: int
+    tokens: int
+    skipped: int
+    parameters: Saving
+    nbytes: Saving
+    head_seconds: Saving
+    coverage: Coverage | None
+    dropped_examples: tuple[str, ...]
+    proof: Proof | None = None
+    out: Path | None = None
+
+    def to_dict(self, *, id_map: bool = False) -> dict[str, Any]:
+        """Return the JSON object, with all ids only where asked for."""
+        savings = {
+            name: {**asdict(saving), "share_saved": saving.share}
+            for name, saving in (
+                ("parameters", self.parameters),
+                ("bytes", self.nbytes),
+                ("head_seconds", self.head_seconds),
+            )
+        }
+        return {
+            "lmhead": __version__,
+            "model": self.model,
+            "form": self.form,
+            "rows": self.ids.rows,
+            "kept_rows": self.ids.kept_rows,
+            "kept_tokens": len(self.ids),
+            "reasons": dict(self.reasons),
+            "corpus": {"texts": self.texts, "tokens": self.tokens, "skipped": self.skipped},
+            **savings,
+            "coverage": self.coverage.to_dict() if self.coverage else None,
+            "dropped_examples": list(self.dropped_examples),
+            "proof": self.proof.to_dict() if self.proof else None,
+            "out": str(self.out) if self.out else None,
+            **({"id_map": self.ids.to_dict()} if id_map else {}),
+        }

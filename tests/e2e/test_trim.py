@@ -1,0 +1,205 @@
+"""`lmhead trim`, `verify` and `count` as people call them, on smollm2-135m and tiny models."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lmhead.cli import run
+
+LICENCE = """
+Permission is hereby granted, free of charge, to any person obtaining a copy of this software and
+associated documentation files, to deal in the software without restriction, including without
+limitation the rights to use, copy, modify, merge, publish, distribute, sublicense, and sell copies
+of the software, and to permit persons to whom the software is furnished to do so.
+"""
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    import argparse
+    import textwrap
+
+    path = tmp_path / "corpus.jsonl"
+    texts = [LICENCE.strip(), argparse.__doc__, textwrap.wrap.__doc__, textwrap.fill.__doc__] * 3
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts), "utf-8")
+    return path
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = run([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.model
+def test_a_real_model_from_corpus_to_proof(
+    smollm2: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "small"
+    few = ("--positions", 150, "--prompts", 2, "--length", 6)
+    code, text, err = call(
+        capsys, "trim", smollm2, "--corpus", corpus, "--out", out, *few, "--json"
+    )
+    assert code == 0, err
+    report: dict[str, Any] = json.loads(text)
+    assert report["proof"]["passed"]
+    assert all(check["failed"] == 0 for check in report["proof"]["checks"])
+    assert report["kept_rows"] < 4000
+    assert report["parameters"]["before"] == 134_515_008
+    assert report["parameters"]["share_saved"] > 0.18
+
+    # Plain transformers, in a process where lmhead cannot be imported, loads it and speaks.
+    script = (
+        "import sys; sys.modules['lmhead'] = None\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        f"path = {str(out)!r}\n"
+        "t, m = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)\n"
+        "ids = t('Permission is hereby', return_tensors='pt')\n"
+        "print(t.decode(m.generate(**ids, max_new_tokens=4, do_sample=False)[0]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Permission is hereby granted")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A tiny Llama with a byte-level tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<end>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([LICENCE, str(pytest.__doc__)] * 3, trainer)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=tokenizer.get_vocab_size(), hidden_size=32, intermediate_size=32,
+            num_hidden_layers=1, num_attention_heads=2, eos_token_id=0, bos_token_id=0,
+        )
+    )  # fmt: skip
+    folder = tmp_path / "tiny"
+    model.save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+    return folder
+
+
+def test_plan_shows_a_table_and_writes_nothing(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    code, text, _ = call(capsys, "trim", tiny, "--ascii", "--plan")
+    assert code == 0
+    assert "rows" in text
+    assert "parameters" in text
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_counts_in_parts_give_the_same_model_as_the_corpus(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("the rights to use")
+    (tmp_path / "b.txt").write_text("copies of the software")
+    for name in "ab":
+        code, _, err = call(
+            capsys, "count", tmp_path / f"{name}.txt", "-o", tmp_path / name, "-m", tiny
+        )
+        assert code == 0, err
+    counts = ("--counts", tmp_path / "a", "--counts", tmp_path / "b")
+    assert call(capsys, "trim", tiny, *counts, "--out", tmp_path / "one")[0] == 0
+    both = "the rights to use\x00copies of the software"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(both.encode())))
+    texts = ("--corpus", tmp_path / "a.txt", "--corpus", tmp_path / "b.txt", "--no-coverage")
+    assert call(capsys, "trim", tiny, *texts, "--out", tmp_path / "two")[0] == 0
+    for name in ("tokenizer.json", "model.safetensors", "config.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+    code, _, err = call(capsys, "trim", tiny, "--corpus", "-", "--plan", "--no-coverage")
+    assert code == 0, err
+
+
+def test_verify_says_yes_and_no(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("the rights to use")
+    out = tmp_path / "out"
+    texts = ("--corpus", tmp_path / "a.txt")
+    assert call(capsys, "trim", tiny, *texts, "--no-coverage", "--out", out)[0] == 0
+    code, text, _ = call(capsys, "verify", tiny, out, *texts, "--json", "--length", 4)
+    assert code == 0
+    assert json.loads(text)["passed"] is True
+    weights = bytearray((out / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (out / "model.safetensors").write_bytes(weights)
+    code, text, _ = call(capsys, "verify", tiny, out, *texts, "--json", "--length", 4)
+    assert code == 1
+    assert json.loads(text)["passed"] is False
+
+
+def test_the_keep_set_form_leaves_the_model_alone(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lmhead.head import LMHead
+    from lmhead.head.trimmed import TrimmedHead
+    from lmhead.loading import load
+
+    out = tmp_path / "keep.safetensors"
+    code, _, err = call(capsys, "trim", tiny, "--ascii", "--form", "head", "--out", out)
+    assert code == 0, err
+    head = load(tiny).head
+    assert isinstance(head, LMHead)
+    trimmed = TrimmedHead.from_file(head, out)
+    assert 2 <= len(trimmed.kept) <= head.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--ascii",), "--out DIR"),
+        (("--out", "x"), "nothing says what to keep"),
+        (("--script", "latn", "--out", "x"), "did you mean 'latin'"),
+        (("--corpus", "nowhere.txt", "--out", "x"), "nowhere.txt"),
+        (("--ascii", "--out", "."), "--force"),
+        (("--ascii", "--coverage", "0.9", "--out", "x"), "give a corpus"),
+    ],
+)
+def test_wrong_calls_are_one_line_and_exit_2(
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, text, err = call(capsys, "trim", tiny, *arguments)
+    assert (code, text) == (2, "")
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_text_that_is_not_utf8_is_named_with_its_line(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.txt").write_bytes(b"fine\nb\xffd\n")
+    bad = ("--corpus", tmp_path / "bad.txt", "--plan", "--no-coverage")
+    code, _, err = call(capsys, "trim", tiny, *bad)
+    assert code == 2
+    assert "bad.txt:2 is not UTF-8" in err
+    code, _, err = call(capsys, "trim", tiny, *bad, "--errors", "skip")
+    assert code == 0
+    assert "1 texts skipped" in err

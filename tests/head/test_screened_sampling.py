@@ -1,0 +1,176 @@
+"""What a screened head draws follows the exact law.
+
+Chi-square tests: seeds are fixed, so a test passes or fails for good; a right sampler fails one
+with probability 1e-4 when the seed is chosen.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from lmhead.head import LMHead
+from lmhead.head import screened as screened_module
+from lmhead.head.bounds import Screen
+from lmhead.head.edits import Edit
+from lmhead.head.screened import ScreenedHead
+
+HAS_NUMBA = screened_module.find_spec("numba") is not None
+KERNELS = [
+    pytest.param("numba", marks=pytest.mark.skipif(not HAS_NUMBA, reason="numba is missing")),
+    "torch",
+]
+V, D, DRAWS = 3000, 64, 4000
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def head() -> LMHead:
+    return LMHead(torch.randn(V, D, generator=torch.Generator().manual_seed(0)) / 4)
+
+
+@pytest.fixture(scope="module")
+def h() -> torch.Tensor:
+    return torch.randn(D, generator=torch.Generator().manual_seed(1))
+
+
+def law(y: torch.Tensor, temperature: float) -> np.ndarray:
+    return torch.softmax(y.double() / temperature, -1).numpy()
+
+
+def p_value(ids: torch.Tensor, p: np.ndarray) -> float:
+    """Chi-square of draws against p `[V]`; rare tokens share a bin."""
+    assert p[ids].min() > 0, "a token that cannot be drawn was drawn"
+    counts = np.bincount(ids.numpy(), minlength=len(p)).astype(float)
+    expected = p * len(ids)
+    rare = expected < 5
+    if rare.any():
+        counts = np.append(counts[~rare], counts[rare].sum())
+        expected = np.append(expected[~rare], expected[rare].sum())
+        if expected[-1] < 1:
+            counts[-2], expected[-2] = counts[-2:].sum(), expected[-2:].sum()
+            counts, expected = counts[:-1], expected[:-1]
+    return float(chisquare(counts, expected).pvalue) if len(counts) > 1 else 1.0
+
+
+def draws(screened: ScreenedHead, h: torch.Tensor, n: int = DRAWS, **options) -> torch.Tensor:
+    g = torch.Generator().manual_seed(7)
+    return screened.sample(h.expand(n, -1), generator=g, **options)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.5])
+def test_full_softmax(head, h, kernels, temperature):
+    screened = ScreenedHead.from_head(head, kernels=kernels)
+    ids = draws(screened, h, temperature=temperature)
+    y = h.double() @ head.weight.double().T
+    assert p_value(ids, law(y, temperature)) > 1e-4
+    assert screened.stats.draws == DRAWS
+    assert screened.stats.proposals < 3 * DRAWS
+    assert not screened.stats.fallbacks
+
+
+def test_flat_law_where_nothing_is_scored_first(head, h):
+    """At a high temperature nearly every draw is a proposal from the bounds."""
+    screened = ScreenedHead.from_head(head)
+    ids = draws(screened, h, n=6000, temperature=20.0)
+    y = h.double() @ head.weight.double().T
+    p = law(y, 20.0)
+    assert p[ids].min() > 0
+    groups = np.arange(V) % 97  # 3,000 tokens would have too few draws each
+    expected = np.bincount(groups, p) * len(ids)
+    counts = np.bincount(groups[ids.numpy()], minlength=97)
+    assert chisquare(counts, expected).pvalue > 1e-4
+    assert screened.stats.rescored > 6000 * 64
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_softcap_scale_and_bias(h, kernels):
+    g = torch.Generator().manual_seed(3)
+    weight, bias = torch.randn(V, D, generator=g), torch.randn(V, generator=g)
+    head = LMHead(weight, bias, softcap=4.0, scale=0.3)
+    ids = draws(ScreenedHead.from_head(head, kernels=kernels), h, temperature=0.7)
+    z = (h.double() @ weight.double().T + bias.double()) * 0.3
+    assert p_value(ids, law(4 * torch.tanh(z / 4), 0.7)) > 1e-4
+
+
+def test_with_edits(head, h):
+    screened = ScreenedHead.from_head(head)
+    best = screened.topk(h, 40).ids
+    edit = Edit.repetition(best[::2].tolist(), 1.5).then(Edit.add({11: 6.0, 12: -1.0}))
+    edit = edit.then(Edit.ban(best[1:6].tolist()))
+    ids = draws(screened, h, edits=edit)
+    y = h.double() @ head.weight.double().T
+    y[edit.ids] = edit.change(y[edit.ids])
+    assert p_value(ids, law(y, 1.0)) > 1e-4
+
+
+def test_top_k_top_p_and_min_p(head, h):
+    screened = ScreenedHead.from_head(head)
+    y = h.double() @ head.weight.double().T
+    order = y.sort(descending=True, stable=True).indices
+    kept = torch.full_like(y, -torch.inf)
+    kept[order[:50]] = y[order[:50]]
+    assert p_value(draws(screened, h, temperature=0.8, top_k=50), law(kept, 0.8)) > 1e-4
+
+    p = torch.softmax(kept / 0.8, -1)[order]
+    nucleus = order[(p.cumsum(0) - p) < 0.6]
+    cut = torch.full_like(y, -torch.inf)
+    cut[nucleus] = y[nucleus]
+    assert p_value(draws(screened, h, temperature=0.8, top_k=50, top_p=0.6), law(cut, 0.8)) > 1e-4
+    assert not screened.stats.fallbacks
+
+    near = torch.where(y >= y.max() + 0.8 * math.log(0.1), y, -torch.inf)
+    assert p_value(draws(screened, h, temperature=0.8, min_p=0.1), law(near, 0.8)) > 1e-4
+    assert not screened.stats.fallbacks
+
+
+def test_top_p_alone_takes_the_dense_head_and_counts_it(head, h):
+    screened = ScreenedHead.from_head(head)
+    y = h.double() @ head.weight.double().T
+    order = y.sort(descending=True, stable=True).indices
+    p = torch.softmax(y, -1)[order]
+    nucleus = order[(p.cumsum(0) - p) < 0.5]
+    cut = torch.full_like(y, -torch.inf)
+    cut[nucleus] = y[nucleus]
+    assert p_value(draws(screened, h, n=1000, top_p=0.5), law(cut, 1.0)) > 1e-4
+    assert screened.stats.fallbacks == {"top_p": 1000}
+    assert draws(screened, h, n=5, top_p=0.0).unique().tolist() == [int(order[0])]
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_too_many_tries_fall_back_counted_and_right(head, h, kernels):
+    """Bounds that are sound but useless: hardly a proposal is accepted, the law stays."""
+    good = ScreenedHead.from_head(head).screen
+    loose = Screen(good.q, good.scale, good.residual * 60, good.norm, V, D)
+    screened = ScreenedHead(head, loose, kernels)
+    n = 400
+    ids = draws(screened, h, n=n, temperature=1.0)
+    y = h.double() @ head.weight.double().T
+    assert p_value(ids, law(y, 1.0)) > 1e-4
+    assert 0 < screened.stats.fallbacks["tries"] < n
+
+
+def test_temperatures_too_small_for_the_weights(head, h):
+    screened = ScreenedHead.from_head(head)
+    assert draws(screened, h, n=3, temperature=1e-7).unique().tolist() == [
+        screened.topk(h, 1).ids.item()
+    ]
+    assert screened.stats.fallbacks == {"temperature": 3}
+
+
+def test_one_generator_for_each_state(head):
+    screened = ScreenedHead.from_head(head)
+    h = torch.randn(4, D, generator=torch.Generator().manual_seed(2))
+    alone = [screened.sample(h[n], generator=torch.Generator().manual_seed(n)) for n in range(4)]
+    together = screened.sample(h, generator=[torch.Generator().manual_seed(n) for n in range(4)])
+    assert together.tolist() == [x.item() for x in alone]

@@ -1,0 +1,109 @@
+"""Listening to a model: its choices, its likely words, and the honest interval."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import binomtest
+
+from lmhead.loading import Model, load
+from lmhead.trim.coverage import (
+    Listening,
+    binomial_interval,
+    continue_greedily,
+    covering,
+    cut_prompts,
+    estimate,
+    listen,
+    listen_to_continuations,
+)
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Callable[..., Path]) -> Model:
+    return load(make_model("byte_level", "llama"))
+
+
+def listening(likely: list[float], chosen: list[int], positions: int = 10) -> Listening:
+    mass = torch.tensor(likely, dtype=torch.float64)
+    mask = torch.zeros(len(likely), dtype=torch.bool)
+    mask[chosen] = True
+    return Listening(mass, mass, mask, mask.long(), positions)
+
+
+def test_listening_is_the_softmax_of_every_position(model: Model) -> None:
+    ids = list(range(300, 900))  # more than one window
+    heard = listen(model, [ids], likely=0.002)
+    p = []
+    for at in (0, 256, 512):
+        z = model.body.model(torch.tensor([ids[at : at + 256]])).logits[0, :, : model.reachable]
+        p.append(torch.softmax(z.detach(), -1))
+    p_all = torch.cat(p)
+    assert heard.positions == 600
+    torch.testing.assert_close(heard.mass.float(), p_all.sum(0), rtol=1e-4, atol=1e-6)
+    likely = p_all.where(p_all >= 0.002, 0.0).sum(0)
+    torch.testing.assert_close(heard.likely.float(), likely, rtol=1e-3, atol=2e-2)
+    choices = torch.bincount(p_all.argmax(-1), minlength=model.reachable)
+    assert torch.equal(heard.choices, choices)
+    assert heard.chosen[choices > 0].all()
+
+
+def test_greedy_continuations_are_those_of_transformers(model: Model) -> None:
+    prompts = [list(range(n, n + length)) for n, length in ((300, 4), (500, 8), (700, 4))]
+    heard, found = listen_to_continuations(model, prompts, 12)
+    for prompt, text in zip(prompts, found, strict=True):
+        ids = torch.tensor([prompt])
+        made = model.body.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
+        )[0, len(prompt) :].tolist()
+        assert text == made
+        assert heard.chosen[text].all()
+    assert found == continue_greedily(model, prompts, 12)
+
+
+def test_a_continuation_stops_at_the_end_token(model: Model) -> None:
+    prompts = [[300, 301], [400, 401], [500, 501]]
+    free = continue_greedily(model, prompts, 10)
+    end = free[1][3]
+    config = model.body.model.generation_config
+    before = config.eos_token_id
+    config.eos_token_id = [end, 0]
+    try:
+        stopped = continue_greedily(model, prompts, 10)
+    finally:
+        config.eos_token_id = before
+    for whole, text in zip(free, stopped, strict=True):
+        assert text == (whole[: whole.index(end) + 1] if end in whole else whole)
+
+
+def test_prompts_leave_something_to_say() -> None:
+    texts = [list(range(n)) for n in (0, 1, 2, 5, 33, 200)]
+    assert [len(p) for p in cut_prompts(texts)] == [1, 1, 4, 32, 32]
+
+
+def test_covering_adds_choices_then_the_likeliest() -> None:
+    heard = listening([50.0, 30.0, 10.0, 6.0, 3.0, 1.0, 0.0], chosen=[5])
+    assert covering(heard, {0, 1}, 0.0) == {5}
+    assert covering(heard, {0, 1}, 0.9) == {5, 2}
+    assert covering(heard, {0, 1}, 0.97) == {5, 2, 3}
+    assert covering(heard, {0, 1}, 1.0) == {5, 2, 3, 4}  # never what was not likely anywhere
+    assert covering(heard, {0, 1, 2, 3, 4, 5, 6, 99}, 1.0) == set()
+    for share in (0.85, 0.95, 0.999):
+        kept = {0, 1} | covering(heard, {0, 1}, share)
+        assert heard.share(kept, likely=True) >= share
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(0, 50), (1, 50), (7, 50), (50, 50), (3, 4000)])
+def test_the_interval_is_clopper_and_pearson(hits: int, trials: int) -> None:
+    found = binomial_interval(hits, trials)
+    wanted = binomtest(hits, trials).proportion_ci(0.95, method="exact")
+    assert found == pytest.approx((wanted.low, wanted.high), abs=1e-9)
+
+
+def test_the_estimate_counts_steps_and_texts() -> None:
+    heard = listening([1.0] * 6, chosen=[1, 4])
+    found = estimate(heard, [[1, 2], [2, 4], [4, 4]], {1, 2}, 2)
+    assert (found.texts, found.texts_left) == (3, 2)
+    assert (found.steps, found.steps_left) == (10, 1)
+    assert found.low < 2 / 3 < found.high

@@ -1,0 +1,237 @@
+"""Exact tokenizer surgery, for every type of tokenizer and against the tokenizers library."""
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from lmhead.errors import BadInput, UnsupportedModel
+from lmhead.trim.bpe import byte_token, result_of, split_rule
+from lmhead.trim.idmap import TrimMap
+from lmhead.trim.tokenizer import TokenizerJson
+
+KINDS = ("byte_level", "sentencepiece_bpe", "unigram", "wordpiece", "word_end_bpe")
+Make = Callable[[str], dict[str, Any]]
+
+
+def tokens_of(tokenizer: Tokenizer, texts: tuple[str, ...]) -> list[list[str]]:
+    return [e.tokens for e in tokenizer.encode_batch(list(texts))]
+
+
+def used_ids(tokenizer: Tokenizer, texts: tuple[str, ...]) -> set[int]:
+    return {i for e in tokenizer.encode_batch(list(texts)) for i in e.ids}
+
+
+def trim(whole: TokenizerJson, ids: set[int]) -> tuple[TokenizerJson, TrimMap]:
+    kept = TrimMap.of(whole.closure(ids), len(whole.vocab))
+    return whole.cut(kept), kept
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_text_of_the_corpus_encodes_to_the_same_tokens(
+    kind: str, make_tokenizer: Make, docstrings: tuple[str, ...]
+) -> None:
+    whole = TokenizerJson.of(make_tokenizer(kind))
+    corpus = docstrings[::9]
+    trimmed, kept = trim(whole, used_ids(whole.built, corpus))
+    assert len(kept) < 0.95 * len(whole.vocab)  # or there would be nothing to prove
+    before, after = whole.built, trimmed.built
+    assert tokens_of(after, corpus) == tokens_of(before, corpus)
+    for a, b in zip(
+        before.encode_batch(list(corpus)), after.encode_batch(list(corpus)), strict=True
+    ):
+        assert kept.to_trimmed(a.ids) == b.ids
+        assert kept.to_original(b.ids) == a.ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_few_texts_keep_their_tokens_whatever_else_is_dropped(
+    kind: str, make_tokenizer: Make, docstrings: tuple[str, ...]
+) -> None:
+    # Small keep-sets are the hard case: nearly every merge that might lead astray is gone or stays.
+    whole = TokenizerJson.of(make_tokenizer(kind))
+    rng = random.Random(7)
+    for _ in range(12):
+        corpus = tuple(rng.sample(docstrings, 3))
+        trimmed, _ = trim(whole, used_ids(whole.built, corpus))
+        assert tokens_of(trimmed.built, corpus) == tokens_of(whole.built, corpus)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_text_decodes_as_well_as_before(
+    kind: str, make_tokenizer: Make, docstrings: tuple[str, ...], other_text: tuple[str, ...]
+) -> None:
+    whole = TokenizerJson.of(make_tokenizer(kind))
+    trimmed, kept = trim(whole, used_ids(whole.built, docstrings[:20]))
+    assert len(kept) < len(whole.vocab) / 1.5
+    before, after = whole.built, trimmed.built
+    for text in (*other_text, *docstrings[20:300]):
+        assert after.decode(after.encode(text).ids) == before.decode(before.encode(text).ids)
+
+
+def test_the_first_rule_is_not_the_canonical_one(
+    make_tokenizer: Make, docstrings: tuple[str, ...]
+) -> None:
+    """Why the tree is found by encoding: keeping each token's first rule changes texts."""
+    data = make_tokenizer("sentencepiece_bpe")
+    whole = TokenizerJson.of(data)
+    rules: dict[str, list[tuple[str, str]]] = {}
+    for merge in data["model"]["merges"]:
+        left, right = split_rule(merge)
+        rules.setdefault(result_of(left, right, ""), []).append((left, right))
+    assert sum(len(r) > 1 for r in rules.values()) > 1000
+
+    corpus = docstrings[:150]
+    used = used_ids(whole.built, corpus)
+    keep = {whole.names[i] for i in used} | {whole.names[i] for i in whole.always}
+    todo = list(keep)
+    while todo:
+        for part in rules.get(todo.pop(), [()])[0]:
+            if part not in keep:
+                keep.add(part)
+                todo.append(part)
+    model = dict(data["model"])
+    model["merges"] = [m for m in model["merges"] if {*split_rule(m), "".join(m)} <= keep]
+    names = [t for t in whole.vocab if t in keep]
+    model["vocab"] = {t: i for i, t in enumerate(sorted(names, key=whole.vocab.__getitem__))}
+    naive = Tokenizer.from_str(json.dumps({**data, "model": model, "post_processor": None}))
+    whole_tokens = [
+        e.tokens for e in whole.built.encode_batch(list(corpus), add_special_tokens=False)
+    ]
+    assert tokens_of(naive, corpus) != whole_tokens
+
+    trimmed, _ = trim(whole, used)
+    assert tokens_of(trimmed.built, corpus) == tokens_of(whole.built, corpus)
+
+
+def test_the_tree_of_every_kept_token_is_kept(make_tokenizer: Make) -> None:
+    for kind in ("byte_level", "sentencepiece_bpe", "word_end_bpe"):
+        whole = TokenizerJson.of(make_tokenizer(kind))
+        rng = random.Random(0)
+        some = set(rng.sample(sorted(whole.model_vocab.values()), 50))
+        trimmed, _ = trim(whole, some)
+        after, before = trimmed.built.model, whole.built.model
+        reached = 0
+        for i in some:
+            text = whole.names[i].removesuffix("</w>")
+            if [t.value for t in before.tokenize(text)] == [whole.names[i]]:
+                assert [t.value for t in after.tokenize(text)] == [whole.names[i]]
+                reached += 1
+        assert reached > 20
+
+
+def test_ids_are_renumbered_wherever_they_stand(make_tokenizer: Make) -> None:
+    data = make_tokenizer("wordpiece")
+    padding = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None}
+    data["padding"] = {**padding, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
+    # Special tokens at the end, so that their ids must move.
+    order = sorted(data["model"]["vocab"], key=lambda t: (t[0] == "[", data["model"]["vocab"][t]))
+    vocab = data["model"]["vocab"] = {t: i for i, t in enumerate(order)}
+    for token in data["added_tokens"]:
+        token["id"] = vocab[token["content"]]
+    data["post_processor"]["sep"][1] = vocab["[SEP]"]
+    data["post_processor"]["cls"][1] = vocab["[CLS]"]
+    data["padding"]["pad_id"] = vocab["[PAD]"]
+
+    whole = TokenizerJson.of(data)
+    trimmed, _ = trim(whole, used_ids(whole.built, ("the file",)))
+    new = trimmed.data["model"]["vocab"]
+    assert new["[SEP]"] < vocab["[SEP]"]
+    assert trimmed.data["post_processor"]["sep"] == ["[SEP]", new["[SEP]"]]
+    assert trimmed.data["padding"]["pad_id"] == new["[PAD]"]
+    assert {t["id"] for t in trimmed.data["added_tokens"]} == {
+        new[t] for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+    }
+    assert trimmed.built.encode("the file").tokens == ["[CLS]", "the", "file", "[SEP]"]
+    assert whole.data["post_processor"]["sep"][1] == vocab["[SEP]"]  # the original is untouched
+
+
+def test_template_ids_and_added_tokens_behind_the_vocabulary(make_tokenizer: Make) -> None:
+    whole = TokenizerJson.of(make_tokenizer("byte_level"))
+    trimmed, kept = trim(whole, set())
+    assert trimmed.built.encode("<|chat|>lmhead").tokens == [
+        "<|endoftext|>",
+        "<|chat|>",
+        "lmhead",
+    ]
+    assert trimmed.vocab["<|chat|>"] == len(trimmed.data["model"]["vocab"])
+    assert len(kept) == 256 + 3
+
+
+def test_all_bytes_stay_with_byte_fallback(make_tokenizer: Make) -> None:
+    trimmed, _ = trim(TokenizerJson.of(make_tokenizer("sentencepiece_bpe")), set())
+    assert {byte_token(b) for b in range(256)} <= set(trimmed.vocab)
+
+
+def test_missing_byte_symbols_are_no_reason_to_fail(
+    make_tokenizer: Make, docstrings: tuple[str, ...], other_text: tuple[str, ...]
+) -> None:
+    # Some real vocabularies lack byte symbols and lose such bytes; a trim must be no worse.
+    data = make_tokenizer("byte_level")
+    dropped = {"À", "ý", "þ"}
+    model = data["model"]
+    model["merges"] = [m for m in model["merges"] if not any(c in "".join(m) for c in dropped)]
+    keep = [t for t in model["vocab"] if not any(c in t for c in dropped)]
+    model["vocab"] = {t: i for i, t in enumerate(keep)}
+    for at, token in enumerate(data["added_tokens"]):
+        token["id"] = at and len(keep) + at - 1
+    whole = TokenizerJson.of(data)
+    trimmed, _ = trim(whole, used_ids(whole.built, docstrings[:5]))
+    before, after = whole.built, trimmed.built
+    for text in other_text:
+        assert after.decode(after.encode(text).ids) == before.decode(before.encode(text).ids)
+
+
+def test_ignore_merges_takes_whole_words_from_the_vocabulary(
+    make_tokenizer: Make, docstrings: tuple[str, ...]
+) -> None:
+    data = make_tokenizer("byte_level")
+    data["model"]["ignore_merges"] = True
+    merges = data["model"]["merges"]
+    data["model"]["merges"] = merges[: len(merges) // 2]  # the rest is reached as whole words only
+    whole = TokenizerJson.of(data)
+    corpus = docstrings[:100]
+    trimmed, kept = trim(whole, used_ids(whole.built, corpus))
+    assert len(kept) < len(whole.vocab)
+    assert tokens_of(trimmed.built, corpus) == tokens_of(whole.built, corpus)
+
+
+def test_unigram_keeps_the_score_of_the_unknown(make_tokenizer: Make) -> None:
+    """The penalty of an unknown character is 10 below the lowest score of all pieces."""
+    data = make_tokenizer("unigram")
+    # Without "[min]" the unknown's score would rise from -510 to about -20, above "ʘʘ" with -300.
+    data["model"]["vocab"] += [["[min]", -500.0], ["ʘʘ", -300.0]]
+    whole = TokenizerJson.of(data)
+    ids = used_ids(whole.built, ("ʘʘ",))
+    assert whole.vocab["ʘʘ"] in ids
+    trimmed, _ = trim(whole, ids)
+    assert trimmed.built.encode("ʘʘ").tokens == whole.built.encode("ʘʘ").tokens
+    assert "[min]" in trimmed.vocab
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda d: d["model"].update(type="WordLevel"), "unknown token"),
+        (lambda d: d["model"].update(dropout=0.1), "random"),
+        (lambda d: d.update(post_processor={"type": "Novel"}), "'Novel'"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused(
+    change: Callable[[dict[str, Any]], None], why: str, make_tokenizer: Make
+) -> None:
+    data = make_tokenizer("byte_level")
+    change(data)
+    with pytest.raises(UnsupportedModel, match=why):
+        TokenizerJson.of(data)
+
+
+def test_a_keep_set_must_fit_the_tokenizer(make_tokenizer: Make) -> None:
+    whole = TokenizerJson.of(make_tokenizer("byte_level"))
+    with pytest.raises(BadInput, match="999999"):
+        whole.closure({999_999})
+    with pytest.raises(BadInput, match="not closed"):
+        whole.cut(TrimMap.of(range(10), len(whole.vocab)))
