@@ -14,33 +14,49 @@ _WHERE = {
     "LMHead": "lmhead.head",
     "LMHeadError": "lmhead.errors",
     "Model": "lmhead.loading",
+    "ScreenedHead": "lmhead.head.screened",
     "TopK": "lmhead.head",
+    "TrimmedHead": "lmhead.head.trimmed",
+    "engine": "lmhead.generation",
     "generate": "lmhead.generation",
     "inspect_model": "lmhead.inspect",
+    "linear_cross_entropy": "lmhead.loss",
     "load": "lmhead.loading",
     "next_tokens": "lmhead.next",
+    "patch_loss": "lmhead.patch",
     "stream": "lmhead.generation",
+    "unpatch_loss": "lmhead.patch",
 }
 
 if TYPE_CHECKING:
     from lmhead.errors import LMHeadError
-    from lmhead.generation import Generation, generate, stream
+    from lmhead.generation import Generation, engine, generate, stream
     from lmhead.head import LMHead, TopK
+    from lmhead.head.screened import ScreenedHead
+    from lmhead.head.trimmed import TrimmedHead
     from lmhead.inspect import inspect_model
     from lmhead.loading import Model, load
+    from lmhead.loss import linear_cross_entropy
     from lmhead.next import next_tokens
+    from lmhead.patch import patch_loss, unpatch_loss
 
 __all__ = [
     "Generation",
     "LMHead",
     "LMHeadError",
     "Model",
+    "ScreenedHead",
     "TopK",
+    "TrimmedHead",
+    "engine",
     "generate",
     "inspect_model",
+    "linear_cross_entropy",
     "load",
     "next_tokens",
+    "patch_loss",
     "stream",
+    "unpatch_loss",
 ]
 
 

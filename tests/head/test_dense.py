@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -86,8 +87,11 @@ def test_padding_rows_may_be_cut_off() -> None:
 
 
 def test_a_head_is_a_head() -> None:
-    head = LMHead(random(9, 6))
-    assert isinstance(head, Head)
+    head: Head = LMHead(random(9, 6))
+    for verb in (name for name in vars(Head) if not name.startswith("_")):
+        assert hasattr(head, verb)
+    for verb in (Head.topk, Head.sample):
+        assert signature(verb) == signature(getattr(LMHead, verb.__name__))
     assert (head.vocab_size, head.hidden_size) == (9, 6)
 
 

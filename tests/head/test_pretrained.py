@@ -270,6 +270,15 @@ def test_a_quantised_head(tiny: Tiny, tmp_path: Path) -> None:
         LMHead.from_pretrained(tmp_path)
 
 
+def test_a_quantised_body_does_no_harm(tiny: Tiny, tmp_path: Path) -> None:
+    tiny("llama").save_pretrained(tmp_path)
+    expected = LMHead.from_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    method = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | method))
+    assert LMHead.from_pretrained(tmp_path).sha256 == expected.sha256
+
+
 @pytest.mark.parametrize(
     "config",
     [

@@ -5,11 +5,11 @@ from typing import Annotated
 import typer
 
 from lmhead import __version__
-from lmhead.cli import generate, inspect, models, next
+from lmhead.cli import count, generate, inspect, models, next, screen, trim, verify
 
 app = typer.Typer(
     name="lmhead",
-    help="See, shrink, speed up, train and steer the last layer of a language model.",
+    help="See, shrink, speed up and train through the last layer of a language model.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -32,11 +32,15 @@ def _options(
         bool, typer.Option("--debug", help="Show the traceback of an error (works anywhere).")
     ] = False,
 ) -> None:
-    """See, shrink, speed up, train and steer the last layer of a language model."""
+    """See, shrink, speed up and train through the last layer of a language model."""
 
 
 app.command("inspect")(inspect.inspect)
 app.command("next")(next.next_)
 app.command("generate")(generate.generate)
+app.command("screen")(screen.screen)
+app.command("trim")(trim.trim)
+app.command("verify")(verify.verify)
+app.command("count")(count.count)
 app.command("models")(models.models)
 app.command("pull")(models.pull)

@@ -46,6 +46,14 @@ def generate(
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences that run together.")] = 8,
+    engine: Annotated[
+        str,
+        typer.Option(help="How the head is computed: dense, screened, or auto (the fastest)."),
+    ] = "auto",
+    head: Annotated[
+        Path | None,
+        typer.Option("--head", help="Use only the rows of this keep-set file."),
+    ] = None,
     json: Json = False,
     *,
     controls: dict[str, Any],
@@ -71,10 +79,12 @@ def generate(
     from lmhead.cli import render
     from lmhead.generation import generate as run
     from lmhead.generation.api import params_of
+    from lmhead.generation.engines import engine as engine_of
     from lmhead.loading import load
 
     params_of(None, controls)  # a wrong value is told before the model is loaded
     loaded = load(model, progress=render.progress)
+    options["head"] = engine_of(loaded, engine, keepset=head, progress=render.progress)
     if prompts is not None and not json:
         _lines(texts, loaded, beams, options, controls)
         return

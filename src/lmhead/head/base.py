@@ -19,7 +19,7 @@ class TopK(NamedTuple):
     logits: Tensor  # [..., k]
 
 
-@runtime_checkable
+@runtime_checkable  # for tests: before Python 3.12 isinstance computes sha256
 class Head(Protocol):
     """The last layer of a language model, however it is computed.
 

@@ -81,7 +81,7 @@ def record(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[list[Call], Any
             stack.callback(before.remove)
             stack.callback(after.remove)
         stack.enter_context(_inference(model))
-        if any(p.is_meta for p in model.parameters()):
+        if all(p.is_meta for p in model.parameters()):
             stack.enter_context(torch.device("meta"))
             stack.enter_context(_NoData())  # type: ignore[no-untyped-call]
         stack.enter_context(tape)

@@ -1,0 +1,46 @@
+"""Which engine answers for a model's head: by name, or the fastest one that is there."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from lmhead.errors import BadInput
+from lmhead.head import Head
+from lmhead.loading import Model
+from lmhead.progress import Progress, silent
+
+ENGINES = ("auto", "dense", "screened")
+
+
+def engine(
+    model: Model,
+    name: str = "auto",
+    *,
+    keepset: Path | None = None,
+    progress: Progress = silent,
+) -> Head:
+    """Return an engine with the verbs of `model.head`, and its answers.
+
+    - `auto`: the screened one where its int8 copy was made (`lmhead screen`) and numba is there,
+      else the dense one.
+    - `screened`: made now where it was not.
+    - `keepset`: only the rows of a keep-set file (`lmhead trim --form head`), in original ids.
+    """
+    if name not in ENGINES:
+        raise BadInput(f"there is no engine {name!r}; expected one of {', '.join(ENGINES)}")
+    if keepset is not None:
+        if name not in ("auto", "dense"):
+            raise BadInput(f"a keep-set has its own engine; leave out the engine {name!r}")
+        from lmhead.head.trimmed import TrimmedHead
+
+        return TrimmedHead.from_file(model.head, keepset)
+    if name == "screened" or (name == "auto" and _has_screen(model)):
+        from lmhead.head.screened import ScreenedHead
+
+        return ScreenedHead.from_head(model.head, model.folder, save=True, progress=progress)
+    return model.head
+
+
+def _has_screen(model: Model) -> bool:
+    from lmhead.head.screen_file import FILE_NAME
+
+    return (model.folder / FILE_NAME).is_file() and find_spec("numba") is not None
