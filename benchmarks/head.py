@@ -114,7 +114,7 @@ def real_states(model: Model, wanted: int = 512) -> Tensor:
     """What enters the head on pages of Python's documentation, `[n, d]`."""
     found: list[Tensor] = []
     for name in TEXTS:
-        text = pydoc.plain(pydoc.render_doc(name))
+        text = pydoc.plain(pydoc.render_doc(name))[: 10 * wanted]
         ids = model.tokenizer(text)["input_ids"][: wanted // len(TEXTS)]
         with torch.inference_mode():
             found.append(model.body(torch.tensor([ids]), use_cache=False)[0][0])

@@ -342,3 +342,29 @@ def test_repr_tells_all() -> None:
 def test_scale_factor() -> None:
     assert Scale(4.0).factor == 4.0
     assert Scale(4.0, divide=True).factor == 0.25
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_loss_is_the_cross_entropy_of_the_logits(reduction: str) -> None:
+    """Norm, bias, scale, softcap and cut-off padding rows all count, in the loss as in the logits."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(70, 12, generator=generator, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(70, generator=generator, dtype=torch.float64, requires_grad=True)
+    norm = nn.LayerNorm(12, dtype=torch.float64)
+    head = LMHead(weight, bias, norm, softcap=5.0, scale=Scale(1.7, divide=True), vocab_size=67)
+    h = torch.randn(3, 5, 12, generator=generator, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 67, (3, 5), generator=generator)
+    targets[1, 2] = -100
+    z = head(h).flatten(0, 1)
+    expected = nn.functional.cross_entropy(z, targets.flatten(), reduction=reduction)
+    loss = head.loss(h, targets, reduction=reduction)
+    torch.testing.assert_close(loss.flatten(), expected.flatten())
+    sources = (h, weight, bias, *norm.parameters())
+    for ours, theirs in zip(
+        torch.autograd.grad(loss.sum(), sources),
+        torch.autograd.grad(expected.sum(), sources),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+    same = head.loss(norm(h), targets, normed=True, reduction=reduction)
+    torch.testing.assert_close(same, loss)

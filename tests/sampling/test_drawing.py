@@ -154,3 +154,29 @@ def test_screened_candidates_draw_the_same_tokens_as_all_logits():
     a = sampler.step(z, [sampler.start(index=i) for i in range(4)]).ids
     b = sampler.step(few, [sampler.start(index=i) for i in range(4)]).ids
     assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_logits_may_come_in_any_precision_with_gradients_or_without(dtype):
+    z = (torch.randn(2, 500, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
+    with torch.inference_mode():
+        inferred = z * 1
+    sampler = Sampler.from_params(SamplingParams(top_k=20, top_p=0.9, temperature=0.8, seed=3))
+    drawn = [
+        sampler.step(logits, [sampler.start(index=i) for i in range(2)]).ids.tolist()
+        for logits in (z, z.clone().requires_grad_(), inferred, z.t().contiguous().t())
+    ]
+    assert drawn.count(drawn[0]) == 4
+
+
+def test_next_probs_lets_gradients_through():
+    h = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    next_probs(lambda h: h * 2, h, temperature=0.5, top_k=4)[..., 0].sum().backward()
+    assert h.grad.abs().sum() > 0
+
+
+def test_an_empty_batch_draws_nothing():
+    sampler = Sampler.from_params(SamplingParams(top_k=20, top_p=0.9, temperature=0.8, logprobs=2))
+    drawn = sampler.step(torch.zeros(0, 50), [])
+    assert drawn.ids.tolist() == []
+    assert drawn.logprobs == ()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lmhead.errors import BadCheckpoint, BadInput
 from lmhead.head.base import TopK, check_k, check_temperature, draw, ranked
 from lmhead.head.steps import Scale
+from lmhead.loss import linear_cross_entropy
 from lmhead.progress import Progress, silent
 
 _CHUNK = 2**22  # elements looked at together, where a copy is unavoidable
@@ -169,6 +170,26 @@ class LMHead(nn.Module):
         best = self.topk(h, top_k, normed=normed)
         pick = draw(best.logits, temperature, generator)
         return best.ids.gather(-1, pick.unsqueeze(-1)).squeeze(-1)
+
+    def loss(self, h: Tensor, targets: Tensor, normed: bool = False, **options: Any) -> Tensor:
+        """Give the cross-entropy of `targets [...]` under the head, with gradients.
+
+        The logits are never held; `options` are those of `linear_cross_entropy` (reduction,
+        ignore_index, label_smoothing, z_loss, chunk).
+        """
+        if self.norm is not None and not normed:
+            h = self.norm(_check_width(h, self.state_size, "the state before the final norm"))
+        h = _check_width(h, self.hidden_size, "the state that enters the projection")
+        V = self.vocab_size
+        return linear_cross_entropy(
+            h,
+            self.weight[:V],
+            targets,
+            None if self.bias is None else self.bias[:V],
+            softcap=self.softcap,
+            scale=None if self.scale is None else self.scale.factor,
+            **options,
+        )
 
     @property
     def sha256(self) -> str:

@@ -25,16 +25,15 @@ def next_probs(
     temperature 0 puts all of it on the best token; top_k 0 keeps every token.
     """
     SamplingParams(temperature=temperature, top_k=top_k)  # checks the ranges
-    z = head(h).float()
-    rows = z.reshape(-1, z.shape[-1])
+    logits = head(h)
+    z = logits.float().cpu().reshape(-1, logits.shape[-1])
     if temperature < GREEDY_BELOW:
-        p = torch.zeros_like(rows).scatter_(-1, rows.argmax(-1, keepdim=True), 1.0)
+        p = torch.zeros_like(z).scatter_(-1, z.argmax(-1, keepdim=True), 1.0)
     else:
-        keep = filters.top_k(rows, top_k)
-        cut = (rows / temperature).masked_fill_(~keep, -torch.inf)
+        cut = (z / temperature).masked_fill(~filters.top_k(z.detach(), top_k), -torch.inf)
         # in float32 the sum over the vocabulary costs five digits
         p = cut.softmax(-1, dtype=torch.float64).float()
-    return p.view(z.shape)
+    return p.view(logits.shape).to(logits.device)
 
 
 def draw(probs: Tensor, n: int, generator: torch.Generator) -> Tensor:
@@ -48,7 +47,7 @@ def draw(probs: Tensor, n: int, generator: torch.Generator) -> Tensor:
     if not bool(((total > 0) & total.isfinite()).all()) or bool((probs < 0).any()):
         raise BadInput("probs must be numbers from 0 with a positive, finite sum in every row.")
     u = torch.rand((*probs.shape[:-1], n), dtype=torch.float64, generator=generator)
-    return invert(probs, u)
+    return invert(probs.cpu(), u).to(probs.device)
 
 
 def draw_rows(z: Tensor, seqs: Sequence[SequenceState]) -> Tensor:
@@ -61,6 +60,6 @@ def invert(w: Tensor, u: Tensor) -> Tensor:
     """Pick the columns `[..., n]` at which the sum of weights `[..., N]` passes u `[..., n]`."""
     sums = w.cumsum(-1, dtype=torch.float64)
     total = sums[..., -1:].contiguous()
-    picked = torch.searchsorted(sums, u.to(w.device) * total, right=True)
+    picked = torch.searchsorted(sums, u * total, right=True)
     # were u * total to round up to total: the last column of positive weight
     return torch.minimum(picked, torch.searchsorted(sums, total))

@@ -43,9 +43,8 @@ class Range(NamedTuple):
         kind = "a whole number" if self.whole else "a number"
         low = f"{'above' if self.open_low else 'from'} {self.low:g}"
         high = f" {'below' if self.open_high else 'to'} {self.high:g}"
-        where = "" if self.low == -math.inf else f" {low}"
-        where += "" if self.high == math.inf else high
-        return f"{kind}{where}{' or null' if self.optional else ''}"
+        where = low if self.high == math.inf else low + high
+        return f"{kind} {where}{' or null' if self.optional else ''}"
 
 
 RANGES: dict[str, Range] = {
@@ -67,15 +66,18 @@ RANGES: dict[str, Range] = {
     "dry_base": Range(1),
     "dry_allowed_length": Range(1, whole=True),
     "dry_penalty_last_n": Range(-1, whole=True),
-    "repetition_penalty": Range(0, open_low=True),
-    "presence_penalty": Range(-math.inf),
-    "frequency_penalty": Range(-math.inf),
+    "repetition_penalty": Range(0.01, 100),
+    "presence_penalty": Range(-100, 100),
+    "frequency_penalty": Range(-100, 100),
     "penalty_last_n": Range(-1, whole=True, optional=True),
     "no_repeat_ngram_size": Range(0, whole=True),
     "min_tokens": Range(0, whole=True),
     "seed": Range(0, 2**64 - 1, whole=True, optional=True),
     "logprobs": Range(0, whole=True, optional=True),
 }
+
+
+BIAS = Range(-1e9, 1e9)
 
 
 class FilterFields(NamedTuple):
@@ -251,9 +253,9 @@ def _bias(values: object) -> dict[int, float]:
         token = int(key) if isinstance(key, str) and key.isdecimal() else key
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
             raise BadInput(f"logit_bias has the key {key!r}, expected token ids from 0.")
-        if not Range(-math.inf).holds(value):
+        if not BIAS.holds(value):
             raise BadInput(
-                f"logit_bias of {token} is {value!r}, expected a finite number; "
+                f"logit_bias of {token} is {value!r}, expected {BIAS}; "
                 f"to forbid a token use banned_ids."
             )
         bias[token] = float(value)
