@@ -16,6 +16,7 @@ from torch import Tensor
 from lmhead.errors import BadCheckpoint, BadInput, UnsupportedModel
 from lmhead.head import LMHead
 from lmhead.head.locate import output_layer
+from lmhead.head.pretrained import causal_config
 from lmhead.models.checkpoint import open_checkpoint
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.models.resolve import resolve
@@ -161,7 +162,9 @@ def load(model: "str | Path | Model" = DEFAULT_MODEL, *, progress: Progress = si
     if isinstance(model, Model):
         return model
     folder = resolve(model, progress)
-    open_checkpoint(folder)  # refuse pickles and truncated files before transformers sees them
+    # pickles, truncated files and headless models are refused before transformers loads them
+    open_checkpoint(folder)
+    causal_config(folder)
     with progress(f"loading {model}", total=None):
         body = Body(_model(folder))
         head = LMHead.from_model(body.model)
@@ -174,16 +177,31 @@ def _model(folder: Path) -> "PreTrainedModel":
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what its warnings say is checked below
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True
-        ).eval()
+        model, told = AutoModelForCausalLM.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
     except (ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UnsupportedModel(
             f"transformers knows no causal language model for {folder} ({reason}); expected one "
             "that AutoModelForCausalLM loads without remote code"
         ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    if missing := sorted(told["missing_keys"]):
+        raise BadCheckpoint(
+            f"{folder} lacks {len(missing)} of the tensors of a {type(model).__name__} "
+            f"({missing[0]}, ...), which would be random; expected a whole causal language model"
+        )
+    loaded: PreTrainedModel = model.eval()
+    return loaded
 
 
 def _tokenizer(folder: Path) -> "PreTrainedTokenizerBase":

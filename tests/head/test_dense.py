@@ -346,7 +346,7 @@ def test_scale_factor() -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_loss_is_the_cross_entropy_of_the_logits(reduction: str) -> None:
-    """Norm, bias, scale, softcap and cut-off padding rows all count, in the loss as in the logits."""
+    """Norm, bias, scale, softcap and cut-off padding rows count in the loss as in the logits."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(70, 12, generator=generator, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(70, generator=generator, dtype=torch.float64, requires_grad=True)

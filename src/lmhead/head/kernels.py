@@ -34,20 +34,22 @@ from lmhead.head.bounds import (
 _FAST = {"reassoc", "contract", "nsz"}  # all of fastmath would assume that there is no infinity
 _TINY = np.float32(TINY)
 _NO_ROW = np.float32(-np.inf)
+_AHEAD = 2048  # bytes: what is asked for now is needed some hundred nanoseconds from now
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
-def _inner_products(states: int, rows: int) -> Any:
-    """Make the intrinsic that multiplies `rows` int8 rows by `states` int16 states.
+def _inner_products(states: int) -> Any:
+    """Make the intrinsic that multiplies an int8 row by some int16 states.
 
-    Its arguments are the addresses of the first row and the first state, and the row length,
-    a multiple of LANES. It returns int32 sums, those of the first row first.
+    Its arguments are the addresses of the row and of the first state, and their length, a multiple
+    of LANES. It returns int32 sums. One row at a time: memory is read in one stream, several
+    streams halve what it gives.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
     def inner(typing: Any, q: Any, g: Any, length: Any) -> Any:
-        result = types.UniTuple(types.int32, states * rows)
+        result = types.UniTuple(types.int32, states)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             q, g, length = args
@@ -56,7 +58,7 @@ def _inner_products(states: int, rows: int) -> Any:
             odd = ir.Constant(half, list(range(1, LANES, 2)))
             undefined = ir.Constant(wide, ir.Undefined)
             zero = ir.Constant(half, [0] * (LANES // 2))
-            sums = [cgutils.alloca_once_value(builder, zero) for _ in range(states * rows)]
+            sums = [cgutils.alloca_once_value(builder, zero) for _ in range(states)]
 
             def load(base: Any, row: int, column: Any, bits: int) -> Any:
                 element = builder.add(builder.mul(_I64(row), length), column)
@@ -67,17 +69,14 @@ def _inner_products(states: int, rows: int) -> Any:
                 return builder.sext(value, wide)
 
             with cgutils.for_range_slice(builder, _I64(0), length, _I64(LANES), _I64) as (j, _):
-                xs = [load(g, b, j, 16) for b in range(states)]
-                for i in range(rows):
-                    w = load(q, i, j, 8)
-                    for b, x in enumerate(xs):
-                        product = builder.mul(w, x)
-                        pairs = builder.add(
-                            builder.shuffle_vector(product, undefined, even),
-                            builder.shuffle_vector(product, undefined, odd),
-                        )
-                        at = sums[i * states + b]
-                        builder.store(builder.add(builder.load(at), pairs), at)
+                w = load(q, 0, j, 8)
+                for b, at in enumerate(sums):
+                    product = builder.mul(w, load(g, b, j, 16))
+                    pairs = builder.add(
+                        builder.shuffle_vector(product, undefined, even),
+                        builder.shuffle_vector(product, undefined, odd),
+                    )
+                    builder.store(builder.add(builder.load(at), pairs), at)
             total = cgutils.get_or_insert_function(
                 builder.module,
                 ir.FunctionType(_I32, [half]),
@@ -91,8 +90,26 @@ def _inner_products(states: int, rows: int) -> Any:
     return inner
 
 
-_one_by_two = _inner_products(states=1, rows=2)
-_four_by_one = _inner_products(states=4, rows=1)
+_with_one = _inner_products(states=1)
+_with_four = _inner_products(states=4)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _prefetch(typing: Any, address: Any) -> Any:
+    """Ask for the memory at an address, which need not exist."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = ir.IntType(8).as_pointer()
+        ask = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32]),
+            "llvm.prefetch.p0i8",
+        )
+        read, soon, data = _I32(0), _I32(3), _I32(1)
+        builder.call(ask, [builder.inttoptr(args[0], pointer), read, soon, data])
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -132,18 +149,17 @@ def _scan(
         b = 0
         while b < B:
             together = 4 if B - b >= 4 else 1
-            if together == 4:
-                for i in range(BLOCK):
-                    s = _four_by_one(q.ctypes.data + (first + i) * d, g.ctypes.data + 2 * b * d, d)
-                    sums[0, i] = s[0]
-                    sums[1, i] = s[1]
-                    sums[2, i] = s[2]
-                    sums[3, i] = s[3]
-            else:
-                for i in range(0, BLOCK, 2):
-                    p = _one_by_two(q.ctypes.data + (first + i) * d, g.ctypes.data + 2 * b * d, d)
-                    sums[0, i] = p[0]
-                    sums[0, i + 1] = p[1]
+            states = g.ctypes.data + 2 * b * d
+            for i in range(BLOCK):
+                row = q.ctypes.data + (first + i) * d
+                if b == 0:  # for the other states the block is in the cache
+                    for ahead in range(_AHEAD, _AHEAD + d, 64):
+                        _prefetch(row + ahead)
+                if together == 4:
+                    s = _with_four(row, states, d)
+                    sums[0, i], sums[1, i], sums[2, i], sums[3, i] = s
+                else:
+                    sums[0, i] = _with_one(row, states, d)[0]
             for c in range(together):
                 t, rh, ep = step[b + c], rho[b + c], epsilon[b + c]
                 out = upper[b + c, first : first + rows]

@@ -57,12 +57,11 @@ def read_head(folder: Path) -> LMHead:
     return head
 
 
-def _twin(checkpoint: Checkpoint) -> "PreTrainedModel":
-    """Build the model of a folder on the meta device."""
+def causal_config(folder: Path) -> Any:
+    """Read a folder's configuration as transformers does; refuse what has no head for text."""
     import transformers
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    folder = checkpoint.folder
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, OSError) as error:
@@ -70,7 +69,7 @@ def _twin(checkpoint: Checkpoint) -> "PreTrainedModel":
             f"transformers {transformers.__version__} does not know the model in {folder} "
             f"({_first_line(error)}); expected an architecture that it has, without remote code"
         ) from error
-    architecture = next(iter(config.architectures or ()), "")
+    architecture = _architecture(config)
     kind: Any = getattr(transformers, architecture, None)
     mapped = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if not (mapped if kind is None else kind.can_generate()):
@@ -78,6 +77,23 @@ def _twin(checkpoint: Checkpoint) -> "PreTrainedModel":
             f"{folder} holds {architecture or config.model_type}, which has no head that generates "
             "text; expected a causal language model, one that AutoModelForCausalLM loads"
         )
+    return config
+
+
+def _architecture(config: Any) -> str:
+    return str(next(iter(config.architectures or ()), ""))
+
+
+def _twin(checkpoint: Checkpoint) -> "PreTrainedModel":
+    """Build the model of a folder on the meta device."""
+    import transformers
+    from transformers import AutoModelForCausalLM
+
+    folder = checkpoint.folder
+    config = causal_config(folder)
+    architecture = _architecture(config)
+    kind: Any = getattr(transformers, architecture, None)
+    mapped = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     # Experts are run one by one: the grouped kernels refuse tensors without data.
     settings: dict[str, Any] = {"experts_implementation": "eager"}
     settings["dtype"] = config.dtype or _stored_dtype(checkpoint)

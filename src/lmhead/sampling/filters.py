@@ -208,19 +208,21 @@ def _last_kept(
     target in one bin. Go on with that bin alone, until it is small enough to sort.
     """
     columns = np.flatnonzero(score >= floor)
-    few = score[columns]
     while columns.size > SORT_AT_MOST:
-        low, high = few.min(), few.max()
+        depth = score[columns]
+        low, high = depth.min(), depth.max()
         if high - low < 1e-30:  # all but equal: no bins between them
             break
-        bins = ((high - few) * ((BINS - 1) / (high - low))).astype(np.int64)
+        np.subtract(high, depth, out=depth)  # in place: fresh memory costs more than the sums
+        depth *= (BINS - 1) / (high - low)
+        bins = depth.astype(np.int64)
         sums = np.bincount(bins, w[columns], minlength=BINS).cumsum()
         edge = int(np.searchsorted(sums, target))
         if edge == BINS:  # by rounding the weights do not quite reach the target
             edge = int(bins.max())
         target -= sums[edge - 1] if edge else 0.0
-        inside = np.flatnonzero(bins == edge)
-        columns, few = columns[inside], few[inside]
+        columns = columns[np.flatnonzero(bins == edge)]
+    few = score[columns]
     order = np.argsort(-few, kind="stable")  # the lowest ids come first among equals
     sums = w[columns[order]].cumsum(dtype=np.float64)
     kept = order[: int(np.searchsorted(sums, target)) + 1]
