@@ -38,7 +38,7 @@ def test_trace_agrees_with_the_distribution_at_any_size(order, V):
     for before, step in zip(trace.steps, trace.steps[1:], strict=False):
         if step.name != "temperature":
             assert step.moved == pytest.approx(step.cut, abs=1e-6)
-            kept = before.best[0].prob / step.best[0].prob
+            kept = before.best[0].probability / step.best[0].probability
             assert kept == pytest.approx(1 - step.cut, abs=1e-6)
 
 
@@ -60,7 +60,7 @@ def test_trace_is_json_and_changes_no_sequence():
     data = json.loads(json.dumps([t.to_dict() for t in sampler.trace(z, seqs)], allow_nan=False))
     assert before == [(s.copy().uniform(), list(s.output_ids)) for s in seqs]
     assert data[1]["steps"][1]["settings"] == {"logit_bias": {"3": 1.0}}
-    assert set(data[0]["steps"][0]["best"][0]) == {"id", "prob"}
+    assert set(data[0]["steps"][0]["best"][0]) == {"id", "probability"}
     # what the trace shows is what the next step draws from, XTC's chance included
     drawn = sampler.process(z, [s.copy() for s in seqs])
     assert [d["steps"][-1]["left"] for d in data] == drawn.left().tolist()

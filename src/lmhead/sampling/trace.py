@@ -14,7 +14,7 @@ class TokenProb(NamedTuple):
     """A token id and its probability."""
 
     id: int
-    prob: float
+    probability: float
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Trace:
         """Give JSON-safe data: tokens by id, no infinity, no NaN."""
         data = asdict(self)
         for step, record in zip(self.steps, data["steps"], strict=True):
-            record["best"] = [{"id": t.id, "prob": t.prob} for t in step.best]
+            record["best"] = [{"id": t.id, "probability": t.probability} for t in step.best]
         return data
 
 
