@@ -9,8 +9,10 @@ import torch
 import transformers
 
 from lmhead.errors import BadInput, MissingExtra
+from lmhead.generation.loop import Cache
 from lmhead.head import LMHead
 from lmhead.head.max_head import MaxHead
+from lmhead.loading import Body
 from lmhead.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 needs_max = pytest.mark.skipif(
@@ -73,23 +75,25 @@ def test_hidden_states_with_padding_and_cache(tiny) -> None:  # type: ignore[no-
     # six tokens, then two more, then one
     cache = None
     for first, last in ((0, 6), (6, 8), (8, 9)):
-        h, out = body(
-            ids[:, first:last],
-            attention_mask=mask[:, :last],
-            past_key_values=cache,
-            use_cache=True,
-        )
+        h, out = body(ids[:, first:last], mask[:, :last], past_key_values=cache, use_cache=True)
         cache = out.past_key_values
         assert cache.get_seq_length() == last
-        assert close(h, first) if last == 9 else True
-    # rows that leave the batch or change places take their cache along
-    rows = torch.tensor([2, 0])
-    cache.batch_select_indices(rows)
-    new = torch.tensor([[7], [8]])
-    longer = torch.cat([mask[rows], torch.ones_like(new)], 1)
-    h, _ = body(new, attention_mask=longer, past_key_values=cache, use_cache=True)
-    whole = model.transformer(torch.cat([ids[rows], new], 1), longer).last_hidden_state
-    assert (h[:, -1] - whole[:, -1]).abs().max() < 1e-5
+        assert h.shape == (3, last - first, 24)
+    assert close(h, 8)
+
+
+@needs_max
+@torch.inference_mode()
+def test_generation_loop_runs_on_it(tiny) -> None:  # type: ignore[no-untyped-def]
+    model, body = tiny
+    prompts = [[5, 9, 2, 40], [8], [96, 1]]
+    ours, theirs = Cache(body, prompts), Cache(Body(model), prompts)
+    assert (ours.prefill() - theirs.prefill()).abs().max() < 1e-5
+    for cache in (ours, theirs):
+        cache.select([2, 0])  # one sequence has ended
+        cache.reorder(torch.tensor([1, 1]))
+    for ids in ([7, 30], [0, 0]):
+        assert (ours.step(ids) - theirs.step(ids)).abs().max() < 1e-5
 
 
 @needs_max
@@ -97,10 +101,12 @@ def test_wrong_inputs_are_refused(tiny) -> None:  # type: ignore[no-untyped-def]
     _, body = tiny
     with pytest.raises(BadInput, match=r"41 tokens.*at most 40"):
         body(torch.zeros(1, 41, dtype=torch.long))
-    with pytest.raises(BadInput, match="holds 97; expected ids from 0 to 96"):
+    with pytest.raises(BadInput, match="input_ids holds 97; expected numbers from 0 to 96"):
         body(torch.tensor([[5, 97]]))
     with pytest.raises(BadInput, match="holds -1"):
         body(torch.tensor([[5, -1]]))
+    with pytest.raises(BadInput, match="position_ids holds 40"):
+        body(torch.tensor([[5]]), position_ids=torch.tensor([[40]]))
     with pytest.raises(BadInput, match=r"\[1, 3\]; expected \[1, 2\]"):
         body(torch.tensor([[5, 6]]), attention_mask=torch.ones(1, 3))
 

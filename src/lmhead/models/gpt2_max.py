@@ -117,17 +117,6 @@ class GPT2Graph(Module):  # type: ignore[misc]
         return self.ln_f(h), new_keys, new_values
 
 
-class MaxCache(KVCache):
-    """The keys and values of the tokens read so far, between two runs of the graph."""
-
-    def batch_select_indices(self, rows: torch.Tensor) -> None:
-        """Keep these rows of the batch, in this order; a row may come more than once."""
-        self.keys = [k[rows] for k in self.keys]
-        self.values = [v[rows] for v in self.values]
-
-    reorder_cache = batch_select_indices
-
-
 class MaxBody:
     """GPT-2 up to the input of its head, computed by MAX in float32 on the CPU.
 
@@ -173,7 +162,7 @@ class MaxBody:
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: MaxCache | None = None,
+        past_key_values: KVCache | None = None,
         use_cache: bool = False,
     ) -> tuple[torch.Tensor, GPT2BodyOutput]:
         """Run ids [B, T]; return h [B, T, d] as it enters the head, and the output.
@@ -181,17 +170,22 @@ class MaxBody:
         The arguments are those of `GPT2LMHeadModel.forward`.
         """
         B, T = input_ids.shape
-        cache = past_key_values or MaxCache()
+        cache = past_key_values or KVCache()
         past = cache.get_seq_length()
         S = past + T
-        if S > self.context:
-            raise BadInput(
-                f"the sequence has {S:,} tokens, but this GPT-2 reads at most {self.context:,}"
-            )
+        if (C := self.context) < S:
+            raise BadInput(f"the sequence has {S:,} tokens, but this GPT-2 reads at most {C:,}")
         if attention_mask is None:
             attention_mask = torch.ones(B, S, dtype=torch.long)
+        if attention_mask.shape != (B, S):
+            raise BadInput(
+                f"attention_mask has shape {list(attention_mask.shape)}; expected [{B}, {S}]: "
+                f"the {past} tokens in the cache and the {T} new ones"
+            )
         if position_ids is None:
-            position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, past:]  # [B, T]
+            position_ids = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, past:]  # [B, T]
+        _check_rows("input_ids", input_ids, self.config.vocab_size)
+        _check_rows("position_ids", position_ids, C)
         allowed = _mask(attention_mask, past, T, input_ids.device)  # [B, 1, T, S]
         assert allowed is not None  # it is None only where no attention mask is given
         # not -inf, which minus itself is not a number
@@ -199,16 +193,24 @@ class MaxBody:
         h, keys, values = self._run(
             input_ids, position_ids.expand(B, T), added, *self._past(cache, B)
         )
-        result = MaxCache()
+        result = KVCache()
         result.keys, result.values = keys, values
         return h, GPT2BodyOutput(h, result if use_cache else None)
 
-    def _past(self, cache: MaxCache, B: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _past(self, cache: KVCache, B: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         if cache.keys:
             return cache.keys, cache.values
         config = self.config
         nothing = torch.empty(B, config.n_head, 0, config.n_embd // config.n_head)
         return [nothing] * config.n_layer, [nothing] * config.n_layer
+
+
+def _check_rows(name: str, ids: torch.Tensor, rows: int) -> None:
+    """Refuse ids that are no row of an embedding: MAX would read beyond it."""
+    low, high = (int(bound) for bound in ids.aminmax())
+    if low < 0 or high >= rows:
+        wrong = low if low < 0 else high
+        raise BadInput(f"{name} holds {wrong:,}; expected numbers from 0 to {rows - 1:,}")
 
 
 def _weights(model: GPT2LMHeadModel) -> Mapping[str, torch.Tensor]:

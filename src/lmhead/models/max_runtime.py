@@ -68,7 +68,7 @@ def compile_graph(
     def to_torch(got: Any) -> Any:
         if isinstance(got, list | tuple):
             return type(got)(to_torch(one) for one in got)
-        return torch.from_dlpack(got)
+        return torch.utils.dlpack.from_dlpack(got)
 
     # Lazy: the module's own first weights are never computed, for which MAX would take minutes.
     with F.lazy(), default_device(CPU()), default_dtype(DType.float32):
