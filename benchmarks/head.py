@@ -132,19 +132,19 @@ def random_head(shape: str) -> tuple[LMHead, Tensor]:
 def whole_steps(model: Model, tokens: int, rounds: int) -> dict[str, float]:
     """Tokens per second of greedy generation, from one prompt."""
     screened = ScreenedHead.from_head(model.head, model.folder)
-    limits = {"max_tokens": tokens, "min_tokens": tokens}
     inputs = model.tokenizer(PROMPT, return_tensors="pt")
 
     def ours(head: LMHead | ScreenedHead) -> tuple[int, ...]:
-        return tuple(generate([PROMPT], model, head=head, **limits)[0].ids)
+        return tuple(generate([PROMPT], model, head=head, max_tokens=tokens)[0].ids)
 
     def theirs() -> object:
-        return model.body.model.generate(
-            **inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False
-        )
+        return model.body.model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
 
-    if ours(model.head) != ours(screened):
+    ids = ours(model.head)
+    if ids != ours(screened):
         raise SystemExit("the greedy tokens of the dense and the screened head differ")
+    if not screened.stats.states:
+        raise SystemExit("generate did not ask the screened head for its best token")
     best = turns(
         rounds,
         {
@@ -153,7 +153,7 @@ def whole_steps(model: Model, tokens: int, rounds: int) -> dict[str, float]:
             "transformers": theirs,
         },
     )
-    speed = {name: tokens / ms * 1000 for name, ms in best.items()}
+    speed = {name: len(ids) / ms * 1000 for name, ms in best.items()}
     return {**speed, "screened_over_dense": speed["screened"] / speed["dense"]}
 
 

@@ -25,6 +25,8 @@ from lmhead.progress import Progress, silent
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from lmhead.models.gpt2_max import MaxBody
+
 
 class Body:
     """A causal language model up to the input of its head."""
@@ -66,7 +68,7 @@ class Model:
 
     name: str
     folder: Path
-    body: Body
+    body: "Body | MaxBody"
     head: LMHead
     tokenizer: "PreTrainedTokenizerBase"
 
@@ -79,8 +81,8 @@ class Model:
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """The ids that end a text: those of the generation config, and the tokenizer's own."""
-        config = self.body.model.generation_config
-        given = config.eos_token_id if config is not None else None
+        config = self.body.model.generation_config or self.body.config
+        given = config.eos_token_id
         ids = given if isinstance(given, list) else [given]
         return tuple(dict.fromkeys(i for i in (*ids, self.tokenizer.eos_token_id) if i is not None))
 
@@ -157,19 +159,36 @@ class Model:
         return int(self.tokenizer("a", add_special_tokens=False)["input_ids"][-1])
 
 
-def load(model: "str | Path | Model" = DEFAULT_MODEL, *, progress: Progress = silent) -> Model:
-    """Load MODEL: a folder, a `.gguf` file, a built-in name or a Hugging Face id."""
+def load(
+    model: "str | Path | Model" = DEFAULT_MODEL,
+    *,
+    body: str = "torch",
+    progress: Progress = silent,
+) -> Model:
+    """Load MODEL: a folder, a `.gguf` file, a built-in name or a Hugging Face id.
+
+    `body="max"` runs a GPT-2 as a Modular MAX graph (extra `max`); everything else is torch.
+    """
+    if body not in ("torch", "max"):
+        raise BadInput(f"body is {body!r}; expected 'torch' or 'max'")
     if isinstance(model, Model):
         return model
     folder = resolve(model, progress)
     # pickles, truncated files and headless models are refused before transformers loads them
     open_checkpoint(folder)
     causal_config(folder)
+    runs = _max_body(folder, progress) if body == "max" else None
     with progress(f"loading {model}", total=None):
-        body = Body(_model(folder))
-        head = LMHead.from_model(body.model)
+        runs = runs or Body(_model(folder))
+        head = LMHead.from_model(runs.model)
         tokenizer = _tokenizer(folder)
-    return Model(str(model), folder, body, head, tokenizer)
+    return Model(str(model), folder, runs, head, tokenizer)
+
+
+def _max_body(folder: Path, progress: Progress) -> "Body | MaxBody":
+    from lmhead.models.gpt2_max import MaxBody
+
+    return MaxBody.from_pretrained(folder, progress)
 
 
 def _model(folder: Path) -> "PreTrainedModel":

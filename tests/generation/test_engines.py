@@ -61,7 +61,7 @@ def test_a_keep_set_answers_in_original_ids(linked: Model, tmp_path: Path) -> No
 
 
 def test_unknown_engines(linked: Model, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"expected one of auto, dense, screened"):
+    with pytest.raises(BadInput, match=r"expected one of auto, dense, screened, max"):
         engine(linked, "warp")
     with pytest.raises(BadInput, match="keep-set"):
         engine(linked, "screened", keepset=tmp_path / "x")

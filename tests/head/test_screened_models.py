@@ -53,8 +53,10 @@ def test_smollm2(smollm2):
     assert screened.screen.nbytes <= 0.27 * model.head.weight.nbytes
     prompt = "The three laws of motion are"
     dense = generate([prompt], model, max_tokens=24)[0]
+    screened.stats.clear()
     same = generate([prompt], model, max_tokens=24, head=screened)[0]
     assert same.ids == dense.ids
+    assert screened.stats.states == len(same.ids)
 
 
 @pytest.mark.gemma

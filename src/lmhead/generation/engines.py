@@ -8,7 +8,7 @@ from lmhead.head import Head
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
 
-ENGINES = ("auto", "dense", "screened")
+ENGINES = ("auto", "dense", "screened", "max")
 
 
 def engine(
@@ -23,21 +23,31 @@ def engine(
     - `auto`: the screened one where its int8 copy was made (`lmhead screen`) and numba is there,
       else the dense one.
     - `screened`: made now where it was not.
+    - `max`: Modular MAX (extra `max`); the same within float rounding.
     - `keepset`: only the rows of a keep-set file (`lmhead trim --form head`), in original ids.
     """
-    if name not in ENGINES:
-        raise BadInput(f"there is no engine {name!r}; expected one of {', '.join(ENGINES)}")
+    check_engine(name)
     if keepset is not None:
         if name not in ("auto", "dense"):
             raise BadInput(f"a keep-set has its own engine; leave out the engine {name!r}")
         from lmhead.head.trimmed import TrimmedHead
 
         return TrimmedHead.from_file(model.head, keepset)
+    if name == "max":
+        from lmhead.head.max_head import MaxHead
+
+        return MaxHead.from_head(model.head, progress=progress)
     if name == "screened" or (name == "auto" and _has_screen(model)):
         from lmhead.head.screened import ScreenedHead
 
         return ScreenedHead.from_head(model.head, model.folder, save=True, progress=progress)
     return model.head
+
+
+def check_engine(name: str) -> None:
+    """Refuse a name that is no engine's."""
+    if name not in ENGINES:
+        raise BadInput(f"there is no engine {name!r}; expected one of {', '.join(ENGINES)}")
 
 
 def _has_screen(model: Model) -> bool:

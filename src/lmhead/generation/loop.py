@@ -7,7 +7,7 @@ A sequence that ends leaves the batch, so that the others pay nothing for it.
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from lmhead.head import Head, LMHead
 from lmhead.loading import Body, Model
 from lmhead.sampling import Candidates, Logprobs, Sampler, SequenceState
 from lmhead.sampling.params import GREEDY_BELOW
+
+if TYPE_CHECKING:
+    from lmhead.models.gpt2_max import MaxBody
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ def _candidates(head: Head, h: Tensor, sampler: Sampler) -> Candidates | None:
 class Cache:
     """The body's memory of a batch: keys and values, the mask of the padding, the positions."""
 
-    def __init__(self, body: Body, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, body: "Body | MaxBody", prompts: Sequence[Sequence[int]]) -> None:
         self._body, self._prompts = body, prompts
         self._names = inspect.signature(body.model.forward).parameters
         self._past: Any = None
