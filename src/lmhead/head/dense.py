@@ -128,11 +128,15 @@ class LMHead(nn.Module):
         """d, the width of what enters the projection."""
         return self.weight.shape[1]
 
-    def forward(self, h: Tensor, normed: bool = False) -> Tensor:
-        """Score every token: `[..., d]` to logits `[..., V]`."""
+    def entering(self, h: Tensor, normed: bool) -> Tensor:
+        """Return what enters the projection, `[..., d]`: h past the norm."""
         if self.norm is not None and not normed:
             h = self.norm(_check_width(h, self.state_size, "the state before the final norm"))
-        h = _check_width(h, self.hidden_size, "the state that enters the projection")
+        return _check_width(h, self.hidden_size, "the state that enters the projection")
+
+    def forward(self, h: Tensor, normed: bool = False) -> Tensor:
+        """Score every token: `[..., d]` to logits `[..., V]`."""
+        h = self.entering(h, normed)
         z = F.linear(h.to(self.weight.dtype), self.weight, self.bias)  # [..., V]
         if self.logits_dtype is not None:
             z = z.to(self.logits_dtype)
@@ -177,9 +181,7 @@ class LMHead(nn.Module):
         The logits are never held; `options` are those of `linear_cross_entropy` (reduction,
         ignore_index, label_smoothing, z_loss, chunk).
         """
-        if self.norm is not None and not normed:
-            h = self.norm(_check_width(h, self.state_size, "the state before the final norm"))
-        h = _check_width(h, self.hidden_size, "the state that enters the projection")
+        h = self.entering(h, normed)
         V = self.vocab_size
         return linear_cross_entropy(
             h,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lmhead.errors import UnsupportedModel
 from lmhead.head.base import TopK, check_k, check_temperature, draw, ranked
-from lmhead.head.dense import LMHead, _check_width
+from lmhead.head.dense import LMHead
 from lmhead.models.max_runtime import compile_graph, require_max
 from lmhead.progress import Progress, silent
 
@@ -67,12 +67,9 @@ class MaxHead:
     @torch.no_grad()
     def __call__(self, h: Tensor, normed: bool = False) -> Tensor:
         """Score every token: `[..., d]` to logits `[..., V]`, without gradients."""
-        dense = self.dense
-        if dense.norm is not None and not normed:
-            h = dense.norm(_check_width(h, dense.state_size, "the state before the final norm"))
-        h = _check_width(h, self.hidden_size, "the state that enters the projection")
+        h = self.dense.entering(h, normed)
         # rounded as the dense head does, then computed in float32
-        rows = h.to(dense.weight.dtype).float().reshape(-1, self.hidden_size)  # [N, d]
+        rows = h.to(self.dense.weight.dtype).float().reshape(-1, self.hidden_size)  # [N, d]
         z: Tensor = self._project(rows)  # [N, V]
         return z.to(self._dtype).view(*h.shape[:-1], self.vocab_size)
 

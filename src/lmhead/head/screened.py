@@ -37,7 +37,7 @@ from lmhead.head.bounds import (
     build_screen,
     extremes,
 )
-from lmhead.head.dense import LMHead, _check_width
+from lmhead.head.dense import LMHead
 from lmhead.head.edits import Edit
 from lmhead.head.query import NOTHING, Query
 from lmhead.head.ranking import Scored, Transform
@@ -348,11 +348,7 @@ class ScreenedHead:
 
     def _states(self, h: Tensor, normed: bool) -> tuple[Tensor, torch.Size]:
         """Give what enters the projection, `[B, d]` in the weight's dtype, and h's own shape."""
-        dense = self.dense
-        if dense.norm is not None and not normed:
-            h = dense.norm(_check_width(h, dense.state_size, "the state before the final norm"))
-        h = _check_width(h, dense.hidden_size, "the state that enters the projection")
-        h = h.detach().to(dense.weight.dtype)
+        h = self.dense.entering(h, normed).detach().to(self.dense.weight.dtype)
         return h.reshape(-1, self.hidden_size), h.shape[:-1]
 
     def _limit(self, limit: int | None) -> int:
