@@ -6,9 +6,9 @@
 
 A case is N,d,V: tokens, hidden size, rows of the head. Forward and backward, float32. Times are
 taken in turns within one process, so that whatever else the machine does hits all variants alike;
-the ratio is the median, over the rounds, of a variant's time to naive's in that round. Memory is the peak of resident memory over what
-stood before the loss, each variant in a process of its own; "beyond the gradients" leaves out the
-gradients of h and W themselves, which every variant must return.
+the ratio is the median, over the rounds, of a variant's time to naive's in that round. Memory is
+the peak of resident memory over what stood before the loss, each variant in a process of its own;
+"beyond the gradients" leaves out the gradients of h and W, which every variant must return.
 """
 
 import argparse
