@@ -136,3 +136,14 @@ def test_says_that_it_compiles_and_reads_bfloat16() -> None:
     exact = dense_head(torch.bfloat16).float()(dense.norm(h).float(), normed=True)  # type: ignore[misc]
     # one rounding of the result, where the dense head rounds after every step
     torch.testing.assert_close(got, exact.detach().bfloat16(), atol=0, rtol=2**-7)
+
+
+@needs_max
+def test_processes_started_afterwards_keep_their_environment(
+    heads: tuple[LMHead, MaxHead],
+) -> None:
+    """MAX points PYTHONEXECUTABLE elsewhere; a child would then miss the virtual environment."""
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-c", "import lmhead, torch"], capture_output=True)
+    assert done.returncode == 0, done.stderr

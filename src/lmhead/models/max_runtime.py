@@ -3,6 +3,7 @@
 MAX comes with the extra `max`, under a licence of its own. It is imported only when it is used.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -81,7 +82,22 @@ def compile_graph(
             name=type(module).__name__,
         )
 
+    _restore_environment()
+
     def call(*tensors: Any) -> Any:
         return to_torch(run(*map(to_max, tensors)))
 
     return call
+
+
+def _restore_environment() -> None:
+    """Take back what MAX does to the process's environment behind Python's back.
+
+    It points PYTHONEXECUTABLE and PYTHONPATH elsewhere, so that every Python that this process
+    starts afterwards misses its virtual environment.
+    """
+    for name in ("PYTHONEXECUTABLE", "PYTHONPATH"):
+        if name in os.environ:
+            os.putenv(name, os.environ[name])
+        else:
+            os.unsetenv(name)
