@@ -345,7 +345,7 @@ def test_the_chosen_chunk_does_not_grow_with_the_tokens(
 ) -> None:
     sizes = [chunk_for(N, V, d, softcap) for N in (1024, 8192, 65_536)]
     buffers = 1 if softcap is None else 2
-    assert max(sizes) * V * buffers <= max(V * max(d // 2, 128), 2**23)
+    assert max(sizes) * V * buffers <= max(V * max(2 * d // 3, 128), 2**23)
     assert all(size % 64 == 0 for size in sizes)
     assert [chunk_for(N, V, d, softcap) for N in (0, 1, 3)] == [1, 1, 3]
 

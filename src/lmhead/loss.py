@@ -102,12 +102,12 @@ def linear_cross_entropy(
 def chunk_for(tokens: int, V: int, d: int, softcap: float | None = None) -> int:
     """Choose how many tokens go through the head at once.
 
-    Each chunk reads W and its gradient from memory once more. Half of d tokens make that traffic
-    small beside the products, and the buffer half as large as W. A small head takes more at once,
-    which spares Python's overhead; a softcap needs a second buffer. The chunks are about equally
-    long, in steps of 64: products of odd widths are up to a fifth slower.
+    Each chunk reads W and its gradient from memory once more. Two thirds of d tokens make that
+    traffic small beside the products, and the buffer two thirds as large as W. A small head takes
+    more at once, which spares Python's overhead; a softcap needs a second buffer. The chunks are
+    about equally long, in steps of 64: products of odd widths are up to a fifth slower.
     """
-    widest = max(min(max(d // 2, 128), 512), 2**22 // V)
+    widest = max(min(max(2 * d // 3, 128), 512), 2**22 // V)
     if softcap is not None:
         widest = max(widest // 2, 64)
     widest -= widest % 64
