@@ -57,16 +57,20 @@ def test_a_real_model_from_corpus_to_proof(
     script = (
         "import sys; sys.modules['lmhead'] = None\n"
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
-        f"path = {str(out)!r}\n"
+        "path = sys.argv[1]\n"
         "t, m = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)\n"
         "ids = t('Permission is hereby', return_tensors='pt')\n"
         "print(t.decode(m.generate(**ids, max_new_tokens=4, do_sample=False)[0]))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Permission is hereby granted")
+    said = []
+    for folder in (smollm2, out):
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert said[0].startswith("Permission is hereby ")
+    assert said[0] == said[1]
 
 
 @pytest.fixture
