@@ -180,7 +180,7 @@ def claims(result: dict[str, Any]) -> dict[str, bool]:
             ours["beyond_gradients_bytes"] <= 0.12 * naive["beyond_gradients_bytes"]
         )
     flat = result["ours_by_tokens"].values()
-    told[f"memory flat from {FLAT[0]:,} to {FLAT[-1]:,} tokens"] = max(flat) <= 1.2 * min(flat)
+    told[f"memory flat from {FLAT[0]:,} to {FLAT[-1]:,} tokens"] = max(flat) <= 1.1 * min(flat)
     return told
 
 

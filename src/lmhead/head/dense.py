@@ -182,12 +182,14 @@ class LMHead(nn.Module):
         ignore_index, label_smoothing, z_loss, chunk).
         """
         h = self.entering(h, normed)
-        V = self.vocab_size
+        weight, bias, V = self.weight, self.bias, self.vocab_size
+        if len(weight) > V:  # a slice of everything would cost a second gradient of W's size
+            weight, bias = weight[:V], None if bias is None else bias[:V]
         return linear_cross_entropy(
             h,
-            self.weight[:V],
+            weight,
             targets,
-            None if self.bias is None else self.bias[:V],
+            bias,
             softcap=self.softcap,
             scale=None if self.scale is None else self.scale.factor,
             **options,
