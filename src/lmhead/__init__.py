@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _WHERE = {
+    "Edit": "lmhead.head",
     "Generation": "lmhead.generation",
     "LMHead": "lmhead.head",
     "LMHeadError": "lmhead.errors",
@@ -31,7 +32,7 @@ _WHERE = {
 if TYPE_CHECKING:
     from lmhead.errors import LMHeadError
     from lmhead.generation import Generation, engine, generate, stream
-    from lmhead.head import LMHead, TopK
+    from lmhead.head import Edit, LMHead, TopK
     from lmhead.head.screened import ScreenedHead
     from lmhead.head.trimmed import TrimmedHead
     from lmhead.inspect import inspect_model
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from lmhead.patch import patch_loss, unpatch_loss
 
 __all__ = [
+    "Edit",
     "Generation",
     "LMHead",
     "LMHeadError",

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmhead.errors import BadInput, LMHeadError, MissingExtra, UnsupportedModel
-from lmhead.head import LMHead, Scale
-from lmhead.head import screened as screened_module
-from lmhead.head.bounds import BLOCK, base_of, bound_states, build_screen, extremes, padded
-from lmhead.head.edits import Edit
+from lmhead.head import Edit, LMHead, Scale
 from lmhead.head.screened import ScreenedHead
+from lmhead.head.screening import checks
+from lmhead.head.screening.bounds import BLOCK, build_screen
 
-HAS_NUMBA = screened_module.find_spec("numba") is not None
+HAS_NUMBA = checks.find_spec("numba") is not None
 KERNELS = [
     pytest.param("numba", marks=pytest.mark.skipif(not HAS_NUMBA, reason="numba is missing")),
     "torch",
@@ -169,14 +168,11 @@ def test_bounds_hold_for_states_made_to_break_them(kernels):
     residual = weight.double() - q
     h = torch.cat([residual.float(), -residual.float(), weight, 1e9 * residual.float()])
     h = torch.cat([h, residual.float() * 1e-25 + weight * 1e-30])
-    screened = ScreenedHead(head, screen, kernels)
-    most = extremes(screen, None)
+    scanner = ScreenedHead(head, screen, kernels)._scanner
     for part in h.split(16):
-        quantised = screened.kernels.quantise(part.numpy(), screen.q.shape[1])
-        state = bound_states(part.numpy(), quantised, most)
-        upper = np.full((len(part), padded(130, BLOCK)), -np.inf, np.float32)
-        peaks = np.empty((len(part), padded(130, BLOCK) // BLOCK), np.float32)
-        screened.kernels.scan(screen, base_of(None, 0), state, upper, peaks)
+        queries = scanner.read(part.numpy(), 130)
+        upper = np.stack([query.upper for query in queries])
+        peaks = np.stack([query.peaks for query in queries])
         z = part.double() @ weight.double().T
         assert bool((torch.from_numpy(upper[:, :130]).double() >= z).all())
         assert np.array_equal(peaks, upper.reshape(len(part), -1, BLOCK).max(-1))
@@ -339,7 +335,7 @@ def test_many_threads_at_once():
 
 
 def test_without_numba(monkeypatch):
-    monkeypatch.setattr(screened_module, "find_spec", lambda name: None)
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
     head = random_head(100, 8)
     assert not ScreenedHead.from_head(head).compiled
     with pytest.raises(MissingExtra, match="fast"):

@@ -11,13 +11,12 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from lmhead.head import LMHead
-from lmhead.head import screened as screened_module
-from lmhead.head.bounds import Screen
-from lmhead.head.edits import Edit
+from lmhead.head import Edit, LMHead
 from lmhead.head.screened import ScreenedHead
+from lmhead.head.screening import checks
+from lmhead.head.screening.bounds import Screen
 
-HAS_NUMBA = screened_module.find_spec("numba") is not None
+HAS_NUMBA = checks.find_spec("numba") is not None
 KERNELS = [
     pytest.param("numba", marks=pytest.mark.skipif(not HAS_NUMBA, reason="numba is missing")),
     "torch",

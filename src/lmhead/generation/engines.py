@@ -51,6 +51,6 @@ def check_engine(name: str) -> None:
 
 
 def _has_screen(model: Model) -> bool:
-    from lmhead.head.screen_file import FILE_NAME
+    from lmhead.head.screening.file import FILE_NAME
 
     return (model.folder / FILE_NAME).is_file() and find_spec("numba") is not None

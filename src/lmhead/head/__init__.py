@@ -2,6 +2,7 @@
 
 from lmhead.head.base import Head, TopK
 from lmhead.head.dense import LMHead
+from lmhead.head.screening.edits import Edit
 from lmhead.head.steps import Scale
 
-__all__ = ["Head", "LMHead", "Scale", "TopK"]
+__all__ = ["Edit", "Head", "LMHead", "Scale", "TopK"]

@@ -1,94 +1,49 @@
 """ScreenedHead: the head's answers from a quarter of its bytes.
 
 At one token the head is bound by memory: it reads V x d weights to name one token. This engine
-reads an int8 copy instead. It knows for every row how wrong that can be (`bounds.py`), and scores
-exactly the few rows that could still matter (`query.py`). The answer is not nearly the right one,
-it is the right one: the order of the float64 scores, equal ones in the order of their ids
-(`ranking.py`).
+reads an int8 copy instead. It knows for every row how wrong that can be, and scores exactly the
+few rows that could still matter. The answer is not nearly the right one, it is the right one: the
+order of the float64 scores, equal ones in the order of their ids. `screening/` has the parts.
 
 Symbols: h hidden state `[..., d]`, W weight `[V, d]`, z scores, y logits, V vocabulary rows.
 """
 
 import math
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lmhead.errors import BadInput, LMHeadError, MissingExtra, UnsupportedModel
+from lmhead.errors import LMHeadError
 from lmhead.head.base import TopK, check_k, check_temperature
-from lmhead.head.bounds import (
-    BLOCK,
-    LARGEST,
-    Float32,
-    Float64,
-    Screen,
-    base_of,
-    bound_states,
-    build_screen,
-    extremes,
-)
 from lmhead.head.dense import LMHead
-from lmhead.head.edits import Edit
-from lmhead.head.query import NOTHING, Query
-from lmhead.head.ranking import Scored, Transform
-from lmhead.head.rejection import Drawn, pick
-from lmhead.head.rows import DenseRow, Row, ScreenedRow
-from lmhead.head.screen_file import load_screen, save_screen, screen_paths
+from lmhead.head.screening.bounds import Float32, Float64, Ints, Screen, build_screen
+from lmhead.head.screening.checks import (
+    Kernels,
+    check_copy,
+    check_head,
+    check_ids,
+    check_share,
+    each,
+    kernels_named,
+)
+from lmhead.head.screening.edits import Edit
+from lmhead.head.screening.file import load_screen, save_screen, screen_paths
+from lmhead.head.screening.query import NOTHING, Query
+from lmhead.head.screening.ranking import Scored, Transform
+from lmhead.head.screening.rejection import nucleus, pick
+from lmhead.head.screening.rows import DenseRow, Row, ScreenedRow
+from lmhead.head.screening.scanner import TOGETHER, Scanner
+from lmhead.head.screening.stats import Stats
 from lmhead.progress import Progress, silent
 
-TOGETHER = 16  # states per pass over the copy
 _GREEDY_BELOW = torch.finfo(torch.float32).tiny
 
 Edits = Edit | Sequence[Edit | None] | None
 Generators = torch.Generator | Sequence[torch.Generator] | None
-Kernels = Literal["auto", "numba", "torch"]
-T = TypeVar("T", Edit, torch.Generator)
-
-
-@dataclass
-class Stats:
-    """What a screened head did since it was made, or since `clear`.
-
-    - states: how many were asked about; rescored: rows scored exactly for them
-    - draws, proposals: full-softmax draws, and rows proposed for them
-    - fallbacks: how often the dense head answered instead, and why
-    """
-
-    states: int = 0
-    rescored: int = 0
-    draws: int = 0
-    proposals: int = 0
-    fallbacks: Counter[str] = field(default_factory=Counter)
-
-    def count(self, drawn: Drawn) -> None:
-        """Count one full-softmax draw."""
-        self.draws += 1
-        self.proposals += drawn.proposals
-        if drawn.fallback:
-            self.fallbacks[drawn.fallback] += 1
-
-    def clear(self) -> None:
-        """Begin again at 0."""
-        self.states = self.rescored = self.draws = self.proposals = 0
-        self.fallbacks.clear()
-
-
-@dataclass(frozen=True)
-class _Scratch:
-    upper: Float32  # [B, rows]; rows beyond V stay -inf
-    peaks: Float32  # [B, blocks]
-    weights: Float32  # [rows]
-    sums: Float64  # [blocks]
 
 
 class ScreenedHead:
@@ -106,26 +61,25 @@ class ScreenedHead:
         kernels: Kernels = "auto",
         path: Path | None = None,
     ) -> None:
-        _check(dense)
-        if (screen.vocab_size, screen.hidden_size) != (dense.vocab_size, dense.hidden_size):
-            raise BadInput(
-                f"the int8 copy is of {screen.vocab_size} x {screen.hidden_size}, the head has "
-                f"{dense.vocab_size} x {dense.hidden_size}; expected the head's own copy"
-            )
+        check_head(dense)
+        check_copy(screen, dense)
         self.dense = dense
         self.screen = screen
         self.path = path
-        self.kernels = _kernels(kernels)
+        self.kernels = kernels_named(kernels)
+        self._compiled = hasattr(self.kernels, "best")
         self.stats = Stats()
         bias = None if dense.bias is None else dense.bias.detach()[: dense.vocab_size]
-        self._bias: Float64 | None = None if bias is None else bias.double().numpy()
-        self._base = base_of(self._bias, len(screen.scale))
-        self._most = extremes(screen, self._bias)
+        self._scanner = Scanner(
+            self.kernels,
+            screen,
+            dense.weight.detach(),
+            None if bias is None else bias.double().numpy(),
+        )
         factor = 1.0 if dense.scale is None else dense.scale.factor
         self._transform = Transform(factor, dense.softcap or 0.0)
         self._made_of = _identity(dense)
-        self._scratch: _Scratch | None = None
-        self._lock = threading.Lock()  # one scratch, and numba's threads serve one caller at a time
+        self._lock = threading.Lock()  # one scanner, and numba's threads serve one caller at a time
 
     @classmethod
     def from_head(
@@ -143,7 +97,7 @@ class ScreenedHead:
         The copy is looked for in `folder` (the model's) and in the cache. `save` keeps a new one in
         the folder, or in the cache where the folder cannot be written; `rebuild` makes it anew.
         """
-        _check(head)
+        check_head(head)
         paths = screen_paths(folder, head.sha256) if save or folder is not None else []
         for path in [] if rebuild else paths:
             if (screen := load_screen(path, head.sha256)) is not None:
@@ -168,7 +122,7 @@ class ScreenedHead:
     @property
     def compiled(self) -> bool:
         """Whether numba's loops are at work."""
-        return self.kernels.__name__.endswith(".kernels")
+        return self._compiled
 
     @property
     def sha256(self) -> str:
@@ -197,11 +151,8 @@ class ScreenedHead:
         V = self._limit(limit)
         check_k(k, V)
         states, shape = self._states(h, normed)
-        ids = np.empty((len(states), k), np.int64)
-        y = np.empty((len(states), k))
         with self._lock:
-            for n, row in enumerate(self._rows(states, edits, V)):
-                ids[n], y[n] = row.best(k)
+            ids, y = self._best(states, k, edits, V)
         return TopK(
             torch.from_numpy(ids).view(*shape, k), torch.from_numpy(y).float().view(*shape, k)
         )
@@ -227,31 +178,36 @@ class ScreenedHead:
         head, and is counted as a fall-back.
         """
         check_temperature(temperature)
-        _check_share("top_p", top_p)
-        _check_share("min_p", min_p)
+        check_share("top_p", top_p)
+        check_share("min_p", min_p)
         if temperature < _GREEDY_BELOW:
             return self.topk(h, 1, normed, edits=edits, limit=limit).ids[..., 0]
         V = self._limit(limit)
         if top_k is not None:
             check_k(top_k, V)
         states, shape = self._states(h, normed)
-        generators = _each(generator, len(states), "generators")
-        ids = np.empty(len(states), np.int64)
-        whole = top_k is None and top_p is not None
+        generators = each(generator, len(states), "generators")
+        drawn = np.empty(len(states), np.int64)
+
+        def choose(n: int, kept: Scored) -> None:
+            kept = nucleus(kept, temperature, top_p, min_p)
+            drawn[n] = kept.ids[pick(kept.z, temperature, generators[n])]
+
         with self._lock:
-            for n, row in enumerate(self._rows(states, edits, V, dense=whole)):
-                if top_k is None and top_p is None and min_p is None:
-                    drawn = row.draw(temperature, generators[n])
-                    ids[n] = drawn.id
-                    self.stats.count(drawn)
-                    continue
-                if top_k is not None or top_p is not None:
-                    kept = row.best(top_k or V)
+            if top_k is not None:
+                for n, best in enumerate(zip(*self._best(states, top_k, edits, V), strict=True)):
+                    choose(n, Scored(*best))
+                return torch.from_numpy(drawn).view(shape)
+            for n, row in enumerate(self._rows(states, edits, V, dense=top_p is not None)):
+                if top_p is not None:
+                    choose(n, row.best(V))
+                elif min_p is not None:
+                    choose(n, row.near(temperature * -math.log(min_p) if min_p else math.inf))
                 else:
-                    kept = row.near(temperature * -math.log(min_p) if min_p else math.inf)
-                kept = _nucleus(kept, temperature, top_p, min_p)
-                ids[n] = kept.ids[pick(kept.z, temperature, generators[n])]
-        return torch.from_numpy(ids).view(shape)
+                    one = row.draw(temperature, generators[n])
+                    drawn[n] = one.id
+                    self.stats.count(one)
+        return torch.from_numpy(drawn).view(shape)
 
     @torch.no_grad()
     def candidates(
@@ -283,56 +239,46 @@ class ScreenedHead:
             y[n, : len(scored.ids)] = torch.from_numpy(scored.z)
         return TopK(ids.view(*shape, widest), y.view(*shape, widest))
 
-    def _rows(self, states: Tensor, edits: Edits, V: int, dense: bool = False) -> Iterator[Row]:
+    def _best(self, states: Float32, k: int, edits: Edits, V: int) -> tuple[Ints, Float64]:
+        """Give the k best tokens of states `[B, d]`, ids and logits `[B, k]`; under the lock."""
+        if edits is None and self.compiled:
+            self._check_weights()
+            ids, z, rescored = self._scanner.best(states, k, V)
+            y, left = self._transform(z), np.flatnonzero(rescored < 0)
+            self.stats.states += len(states) - len(left)
+            self.stats.rescored += int(rescored.sum()) + len(left)
+        else:
+            ids, y = np.empty((len(states), k), np.int64), np.empty((len(states), k))
+            left = np.arange(len(states))
+        if len(left):
+            for n, row in zip(left, self._rows(states[left], edits, V), strict=True):
+                ids[n], y[n] = row.best(k)
+        return ids, y
+
+    def _rows(self, states: Float32, edits: Edits, V: int, dense: bool = False) -> Iterator[Row]:
         """Give every state `[B, d]` as a row to ask; call it under the lock."""
-        if _identity(self.dense) != self._made_of:
-            raise LMHeadError(
-                "the head's weights changed after its int8 copy was made; "
-                "make it again with ScreenedHead.from_head"
-            )
-        each = _each(edits, len(states), "edits")
-        for edit in each:
-            _check_ids(edit, V)
+        self._check_weights()
+        changes = each(edits, len(states), "edits")
+        for edit in changes:
+            check_ids(edit, V)
         self.stats.states += len(states)
         for first in range(0, len(states), TOGETHER):
             part = states[first : first + TOGETHER]
-            queries = [None] * len(part) if dense else self._screened(part)
-            for h, edit, query in zip(part, each[first:], queries, strict=False):
+            queries = [None] * len(part) if dense else self._scanner.read(part, V)
+            for h, edit, query in zip(part, changes[first:], queries, strict=False):
                 if query is None:
                     self.stats.fallbacks["top_p" if dense else "not finite"] += 1
                     yield self._dense_row(h, edit, V)
                     continue
-                if self.vocab_size > V:
-                    query.limit(V)
+                if not query.fits:
+                    self.stats.fallbacks["range"] += 1
                 touched = self._touch(query, edit)
-                room = self._room(1)
-                yield ScreenedRow(query, touched, self._transform, room.weights, room.sums)
+                scanner = self._scanner
+                yield ScreenedRow(query, touched, self._transform, scanner.weights, scanner.sums)
                 self.stats.rescored += query.rescored
 
-    def _screened(self, states: Tensor) -> Iterator[Query | None]:
-        """Scan the copy once for states `[B, d]`; None for one that is not finite."""
-        h = states.float().numpy()
-        state = bound_states(h, self.kernels.quantise(h, self.screen.q.shape[1]), self._most)
-        room = self._room(len(h))
-        upper, peaks = room.upper[: len(h)], room.peaks[: len(h)]
-        fits = state.reach < LARGEST
-        if fits.any():
-            self.kernels.scan(self.screen, self._base, state, upper, peaks)
-        for n in range(len(h)):
-            if not math.isfinite(state.rho[n]) and not np.isfinite(h[n]).all():
-                yield None
-                continue
-            query = Query(
-                self.kernels, self.dense.weight.detach(), self._bias, h[n],
-                float(state.error[n]), float(state.reach[n]), upper[n], peaks[n],
-            )  # fmt: skip
-            if not fits[n]:
-                self.stats.fallbacks["range"] += 1
-                upper[n, : self.vocab_size] = peaks[n] = np.inf
-            yield query
-
-    def _dense_row(self, h: Tensor, edit: Edit | None, V: int) -> DenseRow:
-        y = self.dense(h, normed=True)[:V].double()
+    def _dense_row(self, h: Float32, edit: Edit | None, V: int) -> DenseRow:
+        y = self.dense(torch.from_numpy(h), normed=True)[:V].double()
         if edit is not None:
             y = y.index_copy(0, edit.ids, edit.change(y[edit.ids]).double())
         return DenseRow(y.numpy())
@@ -346,10 +292,11 @@ class ScreenedHead:
         y = edit.change(torch.from_numpy(self._transform(rows.z)))
         return Scored(rows.ids, y.double().numpy())
 
-    def _states(self, h: Tensor, normed: bool) -> tuple[Tensor, torch.Size]:
-        """Give what enters the projection, `[B, d]` in the weight's dtype, and h's own shape."""
+    def _states(self, h: Tensor, normed: bool) -> tuple[Float32, torch.Size]:
+        """Give what enters the projection, `[B, d]` as the weight's dtype has it, and h's shape."""
         h = self.dense.entering(h, normed).detach().to(self.dense.weight.dtype)
-        return h.reshape(-1, self.hidden_size), h.shape[:-1]
+        states = h.reshape(-1, self.hidden_size).float().numpy()
+        return np.ascontiguousarray(states), h.shape[:-1]
 
     def _limit(self, limit: int | None) -> int:
         if limit is None:
@@ -357,46 +304,17 @@ class ScreenedHead:
         check_k(limit, self.vocab_size)
         return limit
 
-    def _room(self, states: int) -> _Scratch:
-        if self._scratch is None or len(self._scratch.upper) < states:
-            rows = len(self.screen.scale)
-            self._scratch = _Scratch(
-                np.full((states, rows), -np.inf, np.float32),
-                np.empty((states, rows // BLOCK), np.float32),
-                np.empty(rows, np.float32),
-                np.empty(rows // BLOCK, np.float64),
+    def _check_weights(self) -> None:
+        if _identity(self.dense) != self._made_of:
+            raise LMHeadError(
+                "the head's weights changed after its int8 copy was made; "
+                "make it again with ScreenedHead.from_head"
             )
-        return self._scratch
 
     def __repr__(self) -> str:
         share = self.screen.nbytes / (self.vocab_size * self.hidden_size * 4)
         loops = "numba" if self.compiled else "torch"
         return f"ScreenedHead({self.dense!r}, copy={share:.1%} of float32, loops={loops})"
-
-
-def _check(head: LMHead) -> None:
-    """Refuse a head that cannot be screened."""
-    weight = head.weight
-    if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
-        raise UnsupportedModel(
-            f"the head's weight is {weight.dtype} on {weight.device}; a screened head takes "
-            "float32 or bfloat16 on the cpu: convert it, or use the dense head"
-        )
-    if head.scale is not None and head.scale.factor < 0:
-        raise UnsupportedModel(
-            f"the head scales its logits by {head.scale.factor}, which turns their order around; "
-            "a screened head takes a scale above 0: use the dense head"
-        )
-
-
-def _kernels(which: Kernels) -> ModuleType:
-    if which not in ("auto", "numba", "torch"):
-        raise BadInput(f"kernels is {which!r}; expected 'auto', 'numba' or 'torch'")
-    has_numba = find_spec("numba") is not None
-    if which == "numba" and not has_numba:
-        raise MissingExtra("numba is not installed; install it with: pip install 'lmhead[fast]'")
-    compiled = has_numba and which != "torch"
-    return import_module(f"lmhead.head.{'kernels' if compiled else 'portable'}")
 
 
 def _save(screen: Screen, paths: Sequence[Path], sha256: str) -> Path:
@@ -416,46 +334,5 @@ def _identity(head: LMHead) -> tuple[tuple[int, int], ...]:
     return tuple((t.data_ptr(), -1 if t.is_inference() else t._version) for t in tensors)
 
 
-def _each(
-    given: T | Sequence[T | None] | Sequence[T] | None, n: int, what: str
-) -> Sequence[T | None]:
-    """Give one for every state: the same one, or those of a list as long as there are states."""
-    if not isinstance(given, Sequence):
-        return [given] * n
-    if len(given) != n:
-        raise BadInput(f"got {len(given)} {what} for {n} states; expected one, or one for each")
-    return given
-
-
-def _check_ids(edit: Edit | None, V: int) -> None:
-    if edit is None or not len(edit.ids):
-        return
-    low, high = int(edit.ids.min()), int(edit.ids.max())
-    if low < 0 or high >= V:
-        raise BadInput(
-            f"an edit touches the id {low if low < 0 else high}; expected ids from 0 to {V - 1:,}"
-        )
-
-
-def _check_share(name: str, share: float | None) -> None:
-    if share is not None and not 0 <= share <= 1:
-        raise BadInput(f"{name} is {share}; expected a number from 0 to 1, or None")
-
-
 def _unchanged(z: Tensor) -> Tensor:
     return z
-
-
-def _nucleus(kept: Scored, temperature: float, top_p: float | None, min_p: float | None) -> Scored:
-    """Cut tokens by their probability: top_p (best first, the one that crosses it stays), min_p."""
-    if top_p is None and min_p is None:
-        return kept
-    p = np.exp((kept.z - kept.z.max()) / temperature)
-    stays = np.ones(len(p), bool)
-    if top_p is not None:
-        before = np.cumsum(p) - p
-        stays = before < top_p * p.sum()
-        stays[0] = True
-    if min_p is not None:
-        stays &= p >= min_p * p.max()
-    return Scored(kept.ids[stays], kept.z[stays])

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from lmhead.errors import BadCheckpoint, LMHeadError
-from lmhead.head.bounds import BLOCK, LANES, Screen, padded
+from lmhead.head.screening.bounds import BLOCK, LANES, Screen, padded
 from lmhead.models.cache import cache_root
 
 FILE_NAME = "lmhead.screen"

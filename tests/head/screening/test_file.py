@@ -7,8 +7,8 @@ import torch
 
 from lmhead.errors import BadCheckpoint
 from lmhead.head import LMHead
-from lmhead.head.screen_file import FILE_NAME, load_screen, screen_paths
 from lmhead.head.screened import ScreenedHead
+from lmhead.head.screening.file import FILE_NAME, load_screen, screen_paths
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_nothing_is_left_behind_when_writing_fails(head, folder, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("lmhead.head.screen_file.save_file", fail)
+    monkeypatch.setattr("lmhead.head.screening.file.save_file", fail)
     with pytest.raises(Exception, match="no space left"):
         ScreenedHead.from_head(head, folder, save=True)
     assert list(folder.iterdir()) == []

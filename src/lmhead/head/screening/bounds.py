@@ -25,7 +25,7 @@ overflow is not screened at all.
 
 The exact score. A product of two float32 numbers is exact in float64, so a float64 sum of d of
 them, in any order, errs by at most `gamma_d |W_i| |h|`, with gamma_n = n v / (1 - n v), v = 2^-53.
-`State.error` is that bound over all rows; where two scores are closer than it allows, the sum is
+`factors_of` gives that bound over all rows; where two scores are closer than it allows, the sum is
 taken exactly (`ranking.py`).
 """
 
@@ -50,6 +50,7 @@ SLACK = 32 * 2.0**-24
 TINY = 2.0**-90
 LARGEST = 2.0**120  # a score that could be larger is not screened: float32 ends at 2^128
 _ENLARGE = 1 + 1e-9
+_ROUND = 1 + 2 * SLACK
 SMALLEST_STEP = 2.0**-100
 _NORMAL = 2.0**-126  # a processor may take float32 numbers below this for 0
 _CHUNK = 2**21  # weights quantised together
@@ -75,26 +76,18 @@ class Screen:
         return sum(t.nbytes for t in (self.q, self.scale, self.residual, self.norm))
 
 
-@dataclass(frozen=True)
-class State:
-    """A batch of states, quantised, with the factors of the bound; one entry per state."""
+class Room(NamedTuple):
+    """What is known of B states after one pass over the copy; rows that take no part are -inf."""
 
-    h: Float32  # [B, d], as given
-    g: npt.NDArray[np.int16]  # [B, columns]
-    step: Float32  # t
-    rho: Float32  # |h|, enlarged
-    epsilon: Float32  # |h - t g| + SLACK |t g|, enlarged
-    error: Float64  # of a float64 score
-    reach: Float64  # no score, bound or factor of one is larger than this; NaN where h is
+    g: npt.NDArray[np.int16]  # [B, columns]; columns beyond d stay 0
+    factors: Float32  # [B, 3]: the step t; |h|; |h - t g| + SLACK |t g|, both enlarged
+    limits: Float64  # [B, 2]: the error of a float64 score; what no score or bound exceeds
+    upper: Float32  # [B, rows]
+    peaks: Float32  # [B, blocks]
 
-
-@dataclass(frozen=True)
-class Extremes:
-    """The largest scale-free sizes in a head: row norm, residual norm and bias."""
-
-    norm: float
-    residual: float
-    bias: float
+    def first(self, n: int) -> "Room":
+        """Give the part for n states."""
+        return Room(self.g[:n], self.factors[:n], self.limits[:n], self.upper[:n], self.peaks[:n])
 
 
 def padded(size: int, unit: int) -> int:
@@ -140,23 +133,10 @@ def _norm_up(rows: Tensor) -> Tensor:
     return up.where(exact > 0, 0)
 
 
-def extremes(screen: Screen, bias: Float64 | None) -> Extremes:
-    """Look up the largest norms and the largest bias."""
+def extremes(screen: Screen, bias: Float64 | None) -> tuple[float, float, float]:
+    """Look up the largest row norm, residual norm and bias."""
     largest = 0.0 if bias is None else float(np.abs(bias).max())
-    return Extremes(float(screen.norm.max()), float(screen.residual.max()), largest)
-
-
-class Quantised(NamedTuple):
-    """States as int16 numbers g `[B, columns]` times a step, and norms `[B]` in plain float64.
-
-    rho is |h|, NaN or infinite where h is; eta |t g|; epsilon |h - t g|.
-    """
-
-    g: npt.NDArray[np.int16]
-    step: Float32
-    rho: Float64
-    eta: Float64
-    epsilon: Float64
+    return float(screen.norm.max()), float(screen.residual.max()), largest
 
 
 def largest_step(columns: int) -> int:
@@ -167,28 +147,25 @@ def largest_step(columns: int) -> int:
     return cap
 
 
-def bound_states(h: Float32, quantised: Quantised, most: Extremes) -> State:
-    """Give the factors of the bounds of states h `[B, d]`."""
-    g, step, rho, eta, epsilon = quantised
-    gamma = (h.shape[1] + 8) * 2.0**-53 * 1.01
-    with np.errstate(invalid="ignore", over="ignore"):  # such a state is not screened
-        rho, eta, epsilon = rho * _ENLARGE, eta * _ENLARGE, epsilon * _ENLARGE
-        error = gamma * ((most.norm + most.residual) * rho + most.bias)
-        reach = 1.01 * ((eta + epsilon) * most.norm + rho * most.residual + most.bias)
-        return State(
-            h,
-            g,
-            step,
-            _factor(rho),
-            _factor(epsilon + eta * SLACK),
-            error,
-            np.maximum(reach, rho),
-        )
+def factors_of(
+    rho: float, eta: float, epsilon: float, d: int, norm: float, residual: float, bias: float
+) -> tuple[float, float, float, float]:
+    """Give the two factors of a state's bounds, its error and its reach, as `Room` has them.
 
-
-def _factor(size: Float64) -> Float32:
-    """Enlarge by the slack and round to float32, never to a number that a processor takes for 0."""
-    return np.maximum(size * (1 + 2 * SLACK), _NORMAL).astype(np.float32)
+    rho is |h|, eta |t g|, epsilon |h - t g| in plain float64; norm, residual and bias are the
+    head's extremes. What is not finite in rho is not finite in reach.
+    """
+    gamma = (d + 8) * 2.0**-53 * 1.01
+    rho, eta, epsilon = rho * _ENLARGE, eta * _ENLARGE, epsilon * _ENLARGE
+    error = gamma * ((norm + residual) * rho + bias)
+    reach = 1.01 * ((eta + epsilon) * norm + rho * residual + bias)
+    if not reach >= rho:
+        reach = rho
+    # Rounding to float32 costs less than the slack, but must not end below what a processor
+    # takes for 0.
+    first = max(rho * _ROUND, _NORMAL)
+    second = max((epsilon + eta * SLACK) * _ROUND, _NORMAL)
+    return first, second, error, reach
 
 
 def base_of(bias: Float64 | None, rows: int) -> Float32:

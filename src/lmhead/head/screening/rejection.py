@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from lmhead.errors import BadInput
-from lmhead.head.bounds import BLOCK, Float32, Float64
-from lmhead.head.query import Query
-from lmhead.head.ranking import Scored, Transform
+from lmhead.head.screening.bounds import Float32, Float64
+from lmhead.head.screening.query import Query
+from lmhead.head.screening.ranking import Scored, Transform
 
 SCORED_FIRST = 64
 TRIES = 64
@@ -46,14 +46,12 @@ def draw(
     generator: torch.Generator | None,
 ) -> Drawn:
     """Draw one token. `touched` holds rows that left the screen with their logits, not scores."""
-    scored, cut = query.first(SCORED_FIRST)
-    if len(scored.z) and scored.z.max() < cut:  # then no row that is left can exceed the best
-        low = float(scored.z.max())
-        scored, cut = scored.join(query.reaching(low, cut)), low
-    ids = np.concatenate((scored.ids, touched.ids))
-    y = np.concatenate((transform(scored.z), touched.z))
+    # Every row that could exceed the best of them is among these.
+    scored, cut = query.shortlist(SCORED_FIRST, 1, 0.0)
+    ids, y = Scored(scored.ids, transform(scored.z)).join(touched)
     best = require_finite(float(y.max(initial=-np.inf)))
     exact = np.cumsum(np.exp((y - best) / temperature))  # [n]
+    known = float(exact[-1])
 
     slope = _LOG2E * transform.factor / temperature
     shift = -best * _LOG2E / temperature
@@ -62,25 +60,27 @@ def draw(
     if not slack <= _WIDEST:
         return _from_all(query, touched, transform, temperature, generator, 0, "temperature")
     cap = transform.cap / transform.factor
-    query.kernels.weigh(query.upper, cut, slope, shift + slack, cap, weights, sums)
-    loose = np.cumsum(sums)
-    total = exact[-1] + loose[-1]
+    query.kernels.weigh(query.upper, float32_from(cut), slope, shift + slack, cap, weights, sums)
+    total = known + float(sums.sum())
 
     for proposals in range(1, TRIES + 1):
         place, chance = torch.rand(2, dtype=torch.float64, generator=generator).tolist()
         place *= total
-        if place < exact[-1]:
-            return Drawn(int(ids[np.searchsorted(exact, place, side="right")]), proposals)
-        block = min(int(np.searchsorted(loose, place - exact[-1], side="right")), len(sums) - 1)
-        place = max(place - exact[-1] - (loose[block] - sums[block]), 0.0)
-        inside = np.cumsum(weights[block * BLOCK : (block + 1) * BLOCK], dtype=np.float64)
-        row = block * BLOCK + min(int(np.searchsorted(inside, place, side="right")), BLOCK - 1)
+        if place < known:
+            return Drawn(int(ids[exact.searchsorted(place, side="right")]), proposals)
+        row = query.kernels.propose(weights, sums, place - known)
         if weights[row] == 0:  # only by rounding, at the very edge of a block
             continue
         logit = float(transform(query.score(np.array([row])).z)[0])
         if chance * float(weights[row]) < math.exp((logit - best) / temperature):
             return Drawn(row, proposals)
     return _from_all(query, touched, transform, temperature, generator, TRIES, "tries")
+
+
+def float32_from(x: float) -> float:
+    """Give the least float32 that is not below x: the same float32 numbers are below either."""
+    near = float(np.float32(x))
+    return near if near >= x else float(np.nextafter(np.float32(near), np.float32(np.inf)))
 
 
 def _from_all(
@@ -93,8 +93,7 @@ def _from_all(
     why: str,
 ) -> Drawn:
     scored = query.everything()
-    y = np.concatenate((transform(scored.z), touched.z))
-    ids = np.concatenate((scored.ids, touched.ids))
+    ids, y = Scored(scored.ids, transform(scored.z)).join(touched)
     return Drawn(int(ids[pick(y, temperature, generator)]), proposals, why)
 
 
@@ -114,3 +113,18 @@ def require_finite(best: float) -> float:
             "check the edits, and h for NaN and infinity"
         )
     return best
+
+
+def nucleus(kept: Scored, temperature: float, top_p: float | None, min_p: float | None) -> Scored:
+    """Cut tokens by their probability: top_p (best first, the one that crosses it stays), min_p."""
+    if top_p is None and min_p is None:
+        return kept
+    p = np.exp((kept.z - kept.z.max()) / temperature)
+    stays = np.ones(len(p), bool)
+    if top_p is not None:
+        before = np.cumsum(p) - p
+        stays = before < top_p * p.sum()
+        stays[0] = True
+    if min_p is not None:
+        stays &= p >= min_p * p.max()
+    return Scored(kept.ids[stays], kept.z[stays])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lmhead.head.bounds import Float32, Float64, Ints
+from lmhead.head.screening.bounds import Float32, Float64, Ints
 
 
 class Scored(NamedTuple):
@@ -27,6 +27,11 @@ class Scored(NamedTuple):
             return self
         return Scored(np.concatenate((self.ids, other.ids)), np.concatenate((self.z, other.z)))
 
+    def ordered(self) -> "Scored":
+        """Put the best first, equal ones in the order of their ids."""
+        order = np.lexsort((self.ids, -self.z))
+        return Scored(self.ids[order], self.z[order])
+
 
 class Transform(NamedTuple):
     """How a score becomes a logit: cap * tanh(factor * z / cap), or factor * z where cap is 0."""
@@ -36,7 +41,7 @@ class Transform(NamedTuple):
 
     def __call__(self, z: Float64) -> Float64:
         """Give the logits of scores, of any shape."""
-        y = z * self.factor
+        y = z if self.factor == 1 else z * self.factor
         return np.tanh(y / self.cap) * self.cap if self.cap else y
 
     def score_below(self, y: float) -> float:
@@ -63,13 +68,13 @@ def settle(
     error: float,
     weight: torch.Tensor,
     h: Float32,
-    bias: Float64 | None,
+    bias: Float64,
 ) -> Scored:
-    """Return the k best of rows that stand best first, each score off by at most `error`.
+    """Return the k best of some rows, best first; each score is off by at most `error`.
 
     Scores that are too close to each other to tell their order are taken exactly.
     """
-    ids, z = scored
+    ids, z = scored.ordered()
     close = z[:-1] - z[1:] <= 2 * error
     # Without an error (h is 0) equal scores are equal.
     if error > 0 and close[:k].any():
@@ -79,19 +84,18 @@ def settle(
         ids, z, close = ids[:end], z[:end].copy(), close[: end - 1]
         unclear = np.append(close, False) | np.append(False, close)
         z[unclear] = exact_scores(weight, ids[unclear], h, bias)
-        order = np.lexsort((ids, -z))
-        ids, z = ids[order], z[order]
+        ids, z = Scored(ids, z).ordered()
     return Scored(ids[:k], z[:k])
 
 
-def exact_scores(weight: torch.Tensor, ids: Ints, h: Float32, bias: Float64 | None) -> Float64:
-    """Give the scores of rows ids `[n]` with a single rounding each."""
+def exact_scores(weight: torch.Tensor, ids: Ints, h: Float32, bias: Float64) -> Float64:
+    """Give the scores of rows ids `[n]` with a single rounding each; bias `[V]`, or empty."""
     state = h.astype(np.float64)
     known: dict[tuple[bytes, float], float] = {}  # of many equal rows, one is enough
     z = np.empty(len(ids))
     for n, i in enumerate(ids.tolist()):
         row = weight[i].float().numpy()
-        b = 0.0 if bias is None else float(bias[i])
+        b = float(bias[i]) if bias.size else 0.0
         key = row.tobytes(), b
         if key not in known:
             known[key] = math.fsum([*(row.astype(np.float64) * state).tolist(), b])

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from lmhead.head.base import ranked
-from lmhead.head.bounds import Float32, Float64
-from lmhead.head.query import NOTHING, Query
-from lmhead.head.ranking import Scored, Transform
-from lmhead.head.rejection import Drawn, draw, pick
+from lmhead.head.screening.bounds import Float32, Float64
+from lmhead.head.screening.query import NOTHING, Query
+from lmhead.head.screening.ranking import Scored, Transform
+from lmhead.head.screening.rejection import Drawn, draw, pick
 
 
 class Row(Protocol):
@@ -75,8 +75,8 @@ class ScreenedRow:
         """Return the k best tokens, best first."""
         best = self.candidates(k)
         if len(self.touched.ids):
-            order = np.lexsort((best.ids, -best.z))[:k]
-            best = Scored(best.ids[order], best.z[order])
+            ids, z = best.ordered()
+            best = Scored(ids[:k], z[:k])
         return best
 
     def near(self, margin: float) -> Scored:

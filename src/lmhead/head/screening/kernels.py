@@ -1,0 +1,383 @@
+"""The loops of the screened head, compiled by numba; `portable.py` has the same in torch.
+
+The scan multiplies int8 rows by int16 states and adds up in int32, which is exact. Only `_scan` and
+`_weigh` touch every row; both run on as many threads as torch does.
+
+A call from Python costs some microseconds, and so does every array made there. What is done for
+each state is therefore one call: `read` for the bounds, `best` for the bounds and the k best.
+"""
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numba import njit, prange
+
+from lmhead.head.screening.bounds import (
+    BLOCK,
+    LARGEST,
+    SMALLEST_STEP,
+    TINY,
+    Float32,
+    Float64,
+    Ints,
+    Room,
+    factors_of,
+)
+from lmhead.head.screening.intrinsics import float_of, prefetch, widen, with_four, with_one
+
+_FAST = {"reassoc", "contract", "nsz"}  # all of fastmath would assume that there is no infinity
+_TINY = np.float32(TINY)
+_NO_ROW = np.float32(-np.inf)
+_AHEAD = 2048  # bytes: what is asked for now is needed some hundred nanoseconds from now
+
+_factors_of = njit(cache=True, nogil=True)(factors_of)  # each rounding as written: no fastmath
+
+
+@njit(cache=True, nogil=True, fastmath=_FAST)  # type: ignore[untyped-decorator]
+def _quantise(h: Any, cap: Any, g: Any) -> Any:
+    peak = np.float32(0)
+    for j in range(len(h)):
+        peak = max(peak, abs(h[j]))
+    t = np.float32(np.float64(peak) / cap * (1 + 2.0**-22))  # never too small
+    if not t >= SMALLEST_STEP:
+        t = np.float32(1)
+    inverse = 1 / np.float64(t)
+    rho, eta, epsilon = 0.0, 0.0, 0.0
+    for j in range(len(h)):
+        x = np.float64(h[j])
+        whole = np.rint(x * inverse)
+        g[j] = np.int16(whole)
+        near = whole * t
+        rho += x * x
+        eta += near * near
+        epsilon += (x - near) * (x - near)
+    return t, np.sqrt(rho), np.sqrt(eta), np.sqrt(epsilon)
+
+
+@njit(parallel=True, cache=True, nogil=True, fastmath=_FAST)  # type: ignore[untyped-decorator]
+def _scan(
+    q: Any, scale: Any, residual: Any, norm: Any, base: Any, V: Any,
+    g: Any, factors: Any, upper: Any, peaks: Any,
+) -> None:  # fmt: skip
+    B, d = g.shape
+    for block in prange(peaks.shape[1]):
+        first = block * BLOCK
+        rows = max(min(BLOCK, V - first), 0)
+        sums = np.empty((4, BLOCK), np.int32)
+        b = 0
+        while b < B:
+            together = 4 if B - b >= 4 else 1
+            states = g.ctypes.data + 2 * b * d
+            for i in range(BLOCK):
+                row = q.ctypes.data + (first + i) * d
+                if b == 0:  # for the other states the block is in the cache
+                    for ahead in range(_AHEAD, _AHEAD + d, 64):
+                        prefetch(row + ahead)
+                if together == 4:
+                    s = with_four(row, states, d)
+                    sums[0, i], sums[1, i], sums[2, i], sums[3, i] = s
+                else:
+                    sums[0, i] = with_one(row, states, d)[0]
+            for c in range(together):
+                t, rh, ep = factors[b + c, 0], factors[b + c, 1], factors[b + c, 2]
+                out = upper[b + c, first : first + BLOCK]
+                for i in range(rows):
+                    j = first + i
+                    bound = rh * residual[j] + ep * norm[j] + _TINY
+                    out[i] = np.float32(sums[c, i]) * (scale[j] * t) + bound
+                if base.size:
+                    for i in range(rows):
+                        out[i] += base[first + i]
+                for i in range(rows, BLOCK):
+                    out[i] = _NO_ROW
+                peak = _NO_ROW
+                for i in range(rows):
+                    peak = max(peak, out[i])
+                peaks[b + c, block] = peak
+            b += together
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _read(
+    q: Any, scale: Any, residual: Any, norm: Any, base: Any, most: Any,
+    h: Any, cap: Any, V: Any, g: Any, factors: Any, limits: Any, upper: Any, peaks: Any,
+) -> None:  # fmt: skip
+    B, d = h.shape
+    for b in range(B):
+        step, rho, eta, epsilon = _quantise(h[b], cap, g[b])
+        factors[b, 0] = step
+        factors[b, 1], factors[b, 2], limits[b, 0], limits[b, 1] = _factors_of(
+            rho, eta, epsilon, d, most[0], most[1], most[2]
+        )
+    _scan(q, scale, residual, norm, base, V, g, factors, upper, peaks)
+
+
+def read(
+    copy: tuple[Any, ...], most: tuple[float, ...], h: Float32, cap: int, V: int, room: Room
+) -> None:
+    """Fill the room with what is known of states h `[B, d]`: the bounds of the first V rows."""
+    _use_threads()
+    _read(*copy, most, h, cap, V, *room)
+
+
+def _use_threads() -> None:
+    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _rows_between(upper: Any, peaks: Any, low: Any, high: Any) -> Any:
+    found = np.empty(256, np.int64)
+    n = 0
+    for block in range(peaks.shape[0]):
+        if not peaks[block] >= low:
+            continue
+        for i in range(block * BLOCK, block * BLOCK + BLOCK):
+            if upper[i] >= low and not upper[i] >= high and upper[i] > _NO_ROW:
+                if n == found.shape[0]:
+                    found = np.concatenate((found, np.empty_like(found)))
+                found[n] = i
+                n += 1
+    return found[:n]
+
+
+def rows_between(upper: Float32, peaks: Float32, low: float, high: float) -> Ints:
+    """List the rows whose bound is at least low, not at least high (NaN: no limit), not -inf."""
+    rows: Ints = _rows_between(upper, peaks, low, high)
+    return rows
+
+
+@njit(cache=True, nogil=True, fastmath=_FAST)  # type: ignore[untyped-decorator]
+def _scores(weight: Any, bias: Any, ids: Any, h: Any) -> Any:
+    out = np.empty(ids.shape[0], np.float64)
+    for n in range(ids.shape[0]):
+        row = weight[ids[n]]
+        total = 0.0
+        for j in range(h.shape[0]):
+            total += widen(row[j]) * np.float64(h[j])
+        out[n] = total
+    if bias.size:
+        for n in range(ids.shape[0]):
+            out[n] += bias[ids[n]]
+    return out
+
+
+def scores(weight: Any, bias: Float64, ids: Ints, h: Float32) -> Float64:
+    """Score some rows of a weight `[V, d]` for h `[d]` in float64; bias `[V]`, or empty."""
+    z: Float64 = _scores(weight, bias, ids, h)
+    return z
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _largest(x: Any, k: Any) -> Any:
+    """Find the k-th largest with a heap; numpy's own ways take numba half a minute to compile."""
+    heap = np.full(k, -np.inf)  # the smallest of the k largest is at the top
+    for i in range(len(x)):
+        if not x[i] > heap[0]:
+            continue
+        at = 0
+        while True:
+            child = 2 * at + 1
+            if child >= k:
+                break
+            if child + 1 < k and heap[child + 1] < heap[child]:
+                child += 1
+            if not heap[child] < x[i]:
+                break
+            heap[at] = heap[child]
+            at = child
+        heap[at] = x[i]
+    return heap[0]
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _shortlist(
+    weight: Any, bias: Any, h: Any, upper: Any, peaks: Any, k: Any, place: Any, margin: Any
+) -> Any:  # fmt: skip
+    # k blocks have a row that large; where there are not that many blocks, look at the rows
+    cut = _largest(peaks, k) if k <= len(peaks) // 2 else _largest(upper, min(k, len(upper)))
+    ids = _rows_between(upper, peaks, cut, np.nan)
+    z = _scores(weight, bias, ids, h)
+    if len(ids) >= place:
+        floor = _largest(z, place) - margin
+        if not floor >= cut:
+            more = _rows_between(upper, peaks, floor, cut)
+            z = np.concatenate((z, _scores(weight, bias, more, h)))
+            ids = np.concatenate((ids, more))
+            cut = floor
+    return ids, z, cut
+
+
+def shortlist(
+    weight: Any,
+    bias: Float64,
+    h: Float32,
+    upper: Float32,
+    peaks: Float32,
+    k: int,
+    place: int,
+    margin: float,
+) -> tuple[Ints, Float64, float]:
+    """Score the rows with the k largest bounds, or a few more, and all that can compete with them.
+
+    The best of them but `place - 1` reaches some score; less the margin that is the floor. Every
+    row whose bound is at least the last number that is returned has been scored.
+    """
+    found: tuple[Ints, Float64, float] = _shortlist(weight, bias, h, upper, peaks, k, place, margin)
+    return found
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _sink(z: Any, ids: Any, size: Any, at: Any) -> None:
+    """Let an entry of a heap sink to its place; the worst is at the top."""
+    while True:
+        child = 2 * at + 1
+        if child >= size:
+            break
+        other = child + 1
+        if other < size and (
+            z[other] < z[child] or (z[other] == z[child] and ids[other] > ids[child])
+        ):
+            child = other
+        if z[at] < z[child] or (z[at] == z[child] and ids[at] > ids[child]):
+            break
+        z[at], z[child] = z[child], z[at]
+        ids[at], ids[child] = ids[child], ids[at]
+        at = child
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _order(ids: Any, z: Any, n: Any) -> Any:
+    """Return the n best, best first, equal ones in the order of their ids."""
+    best, which = z[:n].copy(), ids[:n].copy()
+    for at in range(n // 2 - 1, -1, -1):
+        _sink(best, which, n, at)
+    for i in range(n, len(z)):
+        if z[i] > best[0] or (z[i] == best[0] and ids[i] < which[0]):
+            best[0], which[0] = z[i], ids[i]
+            _sink(best, which, n, 0)
+    for last in range(n - 1, 0, -1):
+        best[0], best[last] = best[last], best[0]
+        which[0], which[last] = which[last], which[0]
+        _sink(best, which, last, 0)
+    return which, best
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _best(
+    q: Any, scale: Any, residual: Any, norm: Any, base: Any, most: Any,
+    h: Any, cap: Any, V: Any, g: Any, factors: Any, limits: Any, upper: Any, peaks: Any,
+    weight: Any, bias: Any, k: Any, ids: Any, z: Any, rescored: Any,
+) -> None:  # fmt: skip
+    _read(
+        q, scale, residual, norm, base, most, h, cap, V, g, factors, limits, upper, peaks
+    )  # fmt: skip
+    for b in range(len(h)):
+        ids[b, :] = 0
+        z[b, :] = 0
+        rescored[b] = -1
+        error, reach = limits[b, 0], limits[b, 1]
+        clear = reach < LARGEST
+        if clear:
+            margin = 2 * error
+            rows, s, _ = _shortlist(weight, bias, h[b], upper[b], peaks[b], k, k, margin)
+            scored = len(rows)
+            rows, s = _order(rows, s, min(k + 1, scored))
+            for i in range(len(rows) - 1):
+                # Without an error (h is 0) equal scores are equal.
+                clear &= not (error > 0 and s[i] - s[i + 1] <= margin)
+            if clear:
+                ids[b], z[b] = rows[:k], s[:k]
+                rescored[b] = scored
+
+
+def best(
+    copy: tuple[Any, ...],
+    most: tuple[float, ...],
+    h: Float32,
+    cap: int,
+    V: int,
+    room: Room,
+    weight: Any,
+    bias: Float64,
+    k: int,
+    ids: Ints,
+    z: Float64,
+    rescored: Ints,
+) -> None:
+    """Fill ids and z `[B, k]` with the k best of the first V rows, best first.
+
+    `rescored [B]` tells how many rows were scored, or is -1 for a state that needs more care (not
+    finite, too large, or scores too close to each other); its ids and z are 0.
+    """
+    _use_threads()
+    _best(*copy, most, h, cap, V, *room, weight, bias, k, ids, z, rescored)
+
+
+def numbers(weight: torch.Tensor) -> Any:
+    """Give a weight to numba, which knows no bfloat16, as an array."""
+    return (weight.view(torch.uint16) if weight.dtype == torch.bfloat16 else weight).numpy()
+
+
+@njit(parallel=True, cache=True, nogil=True, fastmath=_FAST)  # type: ignore[untyped-decorator]
+def _weigh(upper: Any, high: Any, slope: Any, shift: Any, cap: Any, q: Any, sums: Any) -> None:
+    for block in prange(sums.shape[0]):
+        first = block * BLOCK
+        x = upper[first : first + BLOCK]
+        w = q[first : first + BLOCK]
+        if cap > 0:
+            for i in range(BLOCK):
+                w[i] = np.tanh(x[i] / cap) * cap
+        else:
+            for i in range(BLOCK):
+                w[i] = x[i]
+        for i in range(BLOCK):
+            # 2^y = 2^whole * e^part, |part| <= ln(2) / 2, by six terms of its series
+            y = min(max(w[i] * slope + shift, np.float32(-100)), np.float32(100))
+            whole = np.int32(y + np.float32(128.5)) - np.int32(128)
+            part = (y - np.float32(whole)) * np.float32(0.6931471805599453)
+            e = np.float32(1 / 120)
+            e = e * part + np.float32(1 / 24)
+            e = e * part + np.float32(1 / 6)
+            e = e * part + np.float32(0.5)
+            e = e * part + np.float32(1)
+            e = e * part + np.float32(1)
+            e *= float_of(np.int32((whole + np.int32(127)) << np.int32(23)))
+            w[i] = e if _NO_ROW < x[i] < high else np.float32(0)
+        total = 0.0
+        for i in range(BLOCK):
+            total += np.float64(w[i])
+        sums[block] = total
+
+
+def weigh(
+    upper: Float32, high: float, slope: float, shift: float, cap: float, q: Float32, sums: Float64
+) -> None:
+    """Fill `q [rows]` with 2^(f slope + shift) where the bound is below high, 0 where not or -inf.
+
+    f is the bound itself, or `cap tanh(bound / cap)` where cap is above 0. The exponent is held
+    within [-100, 100]; q errs by less than 1 in 10,000. `sums [blocks]` are the sums of q.
+    """
+    _use_threads()
+    f = np.float32
+    _weigh(upper, f(high), f(slope), f(shift), f(cap), q, sums)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _propose(q: Any, sums: Any, place: Any) -> Any:
+    block = 0
+    while block < len(sums) - 1 and place >= sums[block]:
+        place -= sums[block]
+        block += 1
+    row = block * BLOCK
+    while row < block * BLOCK + BLOCK - 1 and place >= q[row]:
+        place -= np.float64(q[row])
+        row += 1
+    return row
+
+
+def propose(q: Float32, sums: Float64, place: float) -> int:
+    """Find the row at which the running sum of `q [rows]` passes a place; `sums` are its blocks."""
+    row: int = _propose(q, sums, place)
+    return row

@@ -1,0 +1,117 @@
+"""One pass over the int8 copy for some states, and the room it works in."""
+
+import math
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from lmhead.head.screening.bounds import (
+    BLOCK,
+    LARGEST,
+    Float32,
+    Float64,
+    Ints,
+    Room,
+    Screen,
+    base_of,
+    extremes,
+    largest_step,
+)
+from lmhead.head.screening.query import Query
+
+TOGETHER = 16
+"""States per pass over the copy."""
+
+
+class Best(NamedTuple):
+    """The k best rows of some states, `[B, k]` each, and how many rows were scored, `[B]`.
+
+    Where `rescored` is -1 the state is still open.
+    """
+
+    ids: Ints
+    z: Float64
+    rescored: Ints
+
+
+class Scanner:
+    """The arrays that the kernels take: the copy, the exact weight, and room to work in.
+
+    Not for two threads at once.
+    """
+
+    def __init__(
+        self, kernels: ModuleType, screen: Screen, weight: Tensor, bias: Float64 | None
+    ) -> None:
+        self.kernels = kernels
+        self.weight = weight  # [>= V, d]
+        self.numbers = kernels.numbers(weight)
+        self.bias = np.empty(0) if bias is None else bias  # [V]
+        self._V = screen.vocab_size
+        self._copy: tuple[Any, ...] = (
+            *(t.numpy() for t in (screen.q, screen.scale, screen.residual, screen.norm)),
+            base_of(bias, len(screen.scale)),
+        )
+        self._most = extremes(screen, bias)
+        self._cap = largest_step(screen.q.shape[1])
+        self._rooms: dict[int, Room] = {}  # views of the largest one
+        rows = len(screen.scale)
+        self.weights = np.empty(rows, np.float32)  # for a draw
+        self.sums = np.empty(rows // BLOCK, np.float64)
+
+    def read(self, h: Float32, V: int) -> list[Query | None]:
+        """Read the copy once for states h `[B, d]`, B <= TOGETHER: one query for each.
+
+        Rows from V on take no part. None for a state that is not finite.
+        """
+        room = self._room(len(h))
+        self.kernels.read(self._copy, self._most, h, self._cap, V, room)
+        return [self._query(h[n], n, V, room) for n in range(len(h))]
+
+    def best(self, h: Float32, k: int, V: int) -> Best:
+        """Read the copy once for states h `[B, d]` and rank their k best rows of the first V.
+
+        Compiled loops only. What they cannot settle is left open.
+        """
+        B = len(h)
+        best = Best(np.empty((B, k), np.int64), np.empty((B, k)), np.empty(B, np.int64))
+        for first in range(0, B, TOGETHER):
+            part = slice(first, first + TOGETHER)
+            room = self._room(len(h[part]))
+            self.kernels.best(
+                self._copy, self._most, h[part], self._cap, V, room,
+                self.numbers, self.bias, k, *(out[part] for out in best),
+            )  # fmt: skip
+        return best
+
+    def _query(self, h: Float32, n: int, V: int, room: Room) -> Query | None:
+        error, reach = room.limits[n].tolist()
+        if not math.isfinite(reach) and not np.isfinite(h).all():
+            return None
+        upper, peaks = room.upper[n], room.peaks[n]
+        fits = reach < LARGEST
+        if not fits:
+            upper[:V] = peaks[: -(-V // BLOCK)] = np.inf
+        return Query(
+            self.kernels, self.weight, self.numbers, self.bias,
+            h, error, reach, upper, peaks, fits,
+        )  # fmt: skip
+
+    def _room(self, states: int) -> Room:
+        if states not in self._rooms:
+            largest = max(self._rooms, default=0)
+            if states < largest:
+                self._rooms[states] = self._rooms[largest].first(states)
+            else:
+                rows, columns = self._copy[0].shape
+                room = Room(
+                    np.zeros((states, columns), np.int16),
+                    np.empty((states, 3), np.float32),
+                    np.empty((states, 2)),
+                    np.empty((states, rows), np.float32),
+                    np.empty((states, rows // BLOCK), np.float32),
+                )
+                self._rooms = {states: room}
+        return self._rooms[states]
