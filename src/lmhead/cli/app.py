@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from lmhead import __version__
-from lmhead.cli import count, generate, inspect, models, next, screen, trim, verify
+from lmhead.cli import count, generate, inspect, models, next, screen, steer, trim, verify
 
 app = typer.Typer(
     name="lmhead",
@@ -40,6 +40,7 @@ app.command("next")(next.next_)
 app.command("generate")(generate.generate)
 app.command("screen")(screen.screen)
 app.command("trim")(trim.trim)
+app.add_typer(steer.app)
 app.command("verify")(verify.verify)
 app.command("count")(count.count)
 app.command("models")(models.models)

@@ -9,6 +9,7 @@ import typer
 
 from lmhead.cli.options import Chat, Json, Model, parse_order, read_prompt
 from lmhead.cli.sampling import with_controls
+from lmhead.cli.steer import Alpha, Budget, Steering, note_guard
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
 
@@ -54,6 +55,25 @@ def generate(
         Path | None,
         typer.Option("--head", help="Use only the rows of this keep-set file."),
     ] = None,
+    steer: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--steer",
+            metavar="VECTOR",
+            help="Add this vector, .safetensors or .gguf; may be repeated.",
+            rich_help_panel="Steering",
+        ),
+    ] = None,
+    alpha: Alpha = None,
+    budget: Budget = None,
+    kl_cap: Annotated[
+        float | None,
+        typer.Option(
+            "--kl-cap",
+            help="Hold steering back at every token to this KL, in nat.",
+            rich_help_panel="Steering",
+        ),
+    ] = None,
     json: Json = False,
     *,
     controls: dict[str, Any],
@@ -75,6 +95,11 @@ def generate(
         "chat": chat,
         "batch_size": batch_size,
     }
+    if steer and engine == "max":
+        raise BadInput(
+            "the engine max runs a model as one graph, which cannot be steered; leave it out"
+        )
+    steering = Steering.of(steer or (), alpha, budget, kl_cap)
     texts = [read_prompt(prompt or "")] if prompts is None else _read_prompts(prompts)
     from lmhead.cli import render
     from lmhead.generation import generate as run
@@ -87,21 +112,29 @@ def generate(
     check_engine(engine)
     body = "max" if engine == "max" else "torch"
     loaded = load(model, body=body, progress=render.progress)
-    options["head"] = engine_of(loaded, engine, keepset=head, progress=render.progress)
+    chosen = engine_of(loaded, engine, keepset=head, progress=render.progress)
+    log = None
+    if steering is not None:
+        loaded, chosen, log = steering.apply(loaded, chosen)
+    options["head"] = chosen
     if prompts is not None and not json:
         _lines(texts, loaded, beams, options, controls)
+        note_guard(log)
         return
     if stream and not json and samples == 1 and beams == 1:
         _stream(texts[0], loaded, options, controls)
+        note_guard(log)
         return
     results = run(texts, loaded, beams=beams, progress=render.progress, **options, **controls)
     if json:
-        render.print_json({"model": model, "generations": [r.to_dict() for r in results]})
+        told = {"steering": steering.to_dict(log)} if steering else {}
+        render.print_json({"model": model, **told, "generations": [r.to_dict() for r in results]})
         return
     for i, result in enumerate(results):
         if samples > 1:
             render.note(f"[{i + 1} of {samples}]")
         sys.stdout.write(_shown(result, chat) + "\n")
+    note_guard(log)
 
 
 def _shown(result: "Generation", chat: bool) -> str:

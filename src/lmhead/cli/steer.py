@@ -1,0 +1,379 @@
+"""`lmhead steer`: look at what a vector can do, and change the file it is in."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmhead.cli.options import Json, Model
+from lmhead.errors import BadInput
+from lmhead.models.registry import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from lmhead.head import Head
+    from lmhead.loading import Model as Loaded
+    from lmhead.steer import Audit, Certificate, GuardLog, SteeringVector
+
+app = typer.Typer(
+    name="steer",
+    help="Vectors whose effect on the vocabulary is bounded, measured and visible.",
+    no_args_is_help=True,
+)
+
+Alpha = Annotated[
+    float | None,
+    typer.Option(
+        "--alpha",
+        help="The strength of every vector; its own, if not given.",
+        rich_help_panel="Steering",
+    ),
+]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        "--budget",
+        help="The largest range of delta, the change of the logits.",
+        rich_help_panel="Steering",
+    ),
+]
+
+
+@app.command("check")
+def check(
+    vector: Annotated[
+        Path, typer.Argument(metavar="VECTOR", help="A .safetensors vector, or a .gguf one.")
+    ],
+    model: Model = DEFAULT_MODEL,
+    alpha: Alpha = None,
+    budget: Budget = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw delta over the vocabulary into a .png.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Certify a vector, measure it on real prompts, and say whether it keeps its budget.
+
+    The certificate holds for every possible text; it exists for vectors at the head. The audit
+    holds for the prompts that it was measured on. The exit code is 1 when the budget, given or on
+    the vector's card, is exceeded.
+    """
+    from lmhead.cli import render
+    from lmhead.loading import load
+    from lmhead.steer import HEAD, audit, certify, load_vectors
+    from lmhead.steer.apply import torch_body, warn_of_other_heads, with_alpha
+    from lmhead.steer.blocks import steering
+    from lmhead.steer.certificate import check_budget
+
+    vectors = with_alpha(load_vectors(vector), alpha)
+    if budget is not None:
+        check_budget(budget)
+    if plot is not None:
+        from lmhead.cli.steer_plot import check_plot
+
+        check_plot(plot)
+    loaded = load(model, progress=render.progress)
+    added = steering(torch_body(loaded), vectors)
+    with noted():
+        warn_of_other_heads(loaded, vectors)
+    if budget is None and len(vectors) == 1:
+        budget = vectors[0].card.budget
+    certificate = None
+    if set(added) == {HEAD}:
+        certificate = certify(loaded.head, vectors[0], budget=budget)
+    found = audit(loaded, vectors, progress=render.progress)
+    verdict = _verdict(loaded, vectors, budget, certificate, found)
+    if plot is not None:
+        from lmhead.cli.steer_plot import draw
+
+        draw(plot, loaded, vector.name, vectors, budget, found)
+    if json:
+        render.print_json(
+            {
+                "vector": str(vector),
+                "model": model,
+                "job": vectors[0].card.job,
+                "layers": [v.layer for v in vectors],
+                "alpha": vectors[0].alpha,
+                "budget": budget,
+                "certificate": certificate and certificate.to_dict(),
+                "audit": found.to_dict(),
+                "within_budget": verdict.within,
+                "verdict": verdict.text,
+            }
+        )
+    else:
+        _show(vector, loaded, vectors, certificate, found, verdict)
+        if plot is not None:
+            render.note(f"drawn: {plot}")
+    if verdict.within is False:
+        raise typer.Exit(1)
+
+
+@app.command("convert")
+def convert(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="VECTOR...", help=".safetensors or .gguf files.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A .gguf or a .safetensors file.")],
+    layer: Annotated[
+        int | None, typer.Option(help="Only the vector of this block, from a .gguf with several.")
+    ] = None,
+    hint: Annotated[
+        str | None, typer.Option(help="For .gguf: the model's family, such as llama.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write vectors as a GGUF control vector (repeng, llama.cpp), or one of these as .safetensors.
+
+    A GGUF control vector holds alpha times the direction, to be used with strength 1.
+    """
+    from lmhead.cli import render
+    from lmhead.steer import load_vectors, save_control_vector
+
+    vectors = [v for path in sources for v in load_vectors(path)]
+    if layer is not None:
+        there = ", ".join(str(v.layer) for v in vectors)
+        vectors = [v for v in vectors if v.layer == layer]
+        if not vectors:
+            raise BadInput(f"there is no vector of layer {layer}; there are those of {there}")
+    if out.suffix == ".gguf":
+        with noted():
+            save_control_vector(vectors, out, hint)
+    elif len(vectors) > 1:
+        there = ", ".join(str(v.layer) for v in vectors)
+        raise BadInput(f"{out.name} can hold one vector, but there are those of {there}: --layer N")
+    else:
+        vectors[0].save(out)
+    if json:
+        render.print_json(
+            {"path": str(out), "vectors": [{"layer": v.layer, "size": v.size} for v in vectors]}
+        )
+        return
+    layers = ", ".join(str(v.layer) for v in vectors)
+    render.out().print(f"{out}: width {vectors[0].size}, layer {layers}")
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    within: bool | None  # None: there is no budget
+    text: str
+
+
+def _verdict(
+    loaded: "Loaded",
+    vectors: Sequence["SteeringVector"],
+    budget: float | None,
+    certificate: "Certificate | None",
+    found: "Audit",
+) -> _Verdict:
+    from lmhead.steer import alpha_for
+    from lmhead.steer.apply import OFFERED_BUDGET, OFFERED_KL_CAP
+
+    r = found.delta.range if certificate is None else certificate.range
+    if budget is None:
+        if certificate is None:
+            return _Verdict(None, f"no budget; --kl-cap {OFFERED_KL_CAP:g} guards a generation")
+        most = alpha_for(loaded.head, vectors[0], OFFERED_BUDGET)
+        return _Verdict(
+            None, f"no budget; --budget {OFFERED_BUDGET:g} would allow alpha up to {most:.4g}"
+        )
+    if certificate is None:
+        how = f"measured on {found.prompts} prompts"
+        if r <= budget:
+            return _Verdict(True, f"within budget: range {r:.4g} <= {budget:g}, {how}")
+        return _Verdict(
+            False,
+            f"over budget: range {r:.4g} > {budget:g}, {how}; `generate --budget {budget:g}` "
+            "holds it back at every token",
+        )
+    if certificate.within:
+        return _Verdict(True, f"within budget: range {r:.4g} <= {budget:g}, whatever the text")
+    return _Verdict(
+        False,
+        f"over budget: range {r:.4g} > {budget:g}; alpha at most {certificate.max_alpha:.4g}",
+    )
+
+
+def _show(
+    path: Path,
+    loaded: "Loaded",
+    vectors: Sequence["SteeringVector"],
+    certificate: "Certificate | None",
+    found: "Audit",
+    verdict: _Verdict,
+) -> None:
+    from lmhead.cli import render
+
+    first = vectors[0]
+    where = ", ".join(str(v.layer) for v in vectors)
+    layers = f"layer {where}" if len(vectors) == 1 else f"layers {where}"
+    strength = f"alpha {first.alpha:g}" if len({v.alpha for v in vectors}) == 1 else "own alphas"
+    console = render.out()
+    console.print(
+        f"[bold]{path.name}[/bold] on {loaded.name}: {layers}, {strength}, made to {first.card.job}"
+    )
+    console.print()
+    if certificate is not None:
+        _show_certificate(loaded, certificate)
+        console.print()
+    _show_audit(found)
+    console.print()
+    colour = {True: "green", False: "red", None: "yellow"}[verdict.within]
+    console.print(f"[bold {colour}]{verdict.text}[/bold {colour}]")
+
+
+def _show_certificate(loaded: "Loaded", certificate: "Certificate") -> None:
+    from rich.text import Text
+
+    from lmhead.cli import render
+
+    facts = render.Facts("Certificate: at most, for every possible text")
+    facts("log-odds of any two tokens", f"{certificate.range:.4g} logits (the range of delta)")
+    facts("KL(p || p')", f"{certificate.kl_bound:.4g} nat")
+    facts("total variation", f"{certificate.tv_bound:.4g}")
+    if certificate.max_alpha is not None:
+        facts(f"alpha for the budget {certificate.budget:g}", f"{certificate.max_alpha:.4g}")
+    facts.print()
+    render.out().print()
+    mean = float(certificate.shift.mean())
+    table = render.table("raised most", "delta", "lowered most", "delta", title=None)
+    table.columns[2].justify = "left"
+    for up, down in list(zip(certificate.raised, certificate.lowered, strict=True))[:6]:
+        names: list[Text] = [render.token(loaded.token_text(m.id)) for m in (up, down)]
+        table.add_row(names[0], f"{up.delta:+.3f}", names[1], f"{down.delta:+.3f}")
+    render.out().print(table)
+    render.note(f"delta of the average token: {mean:+.3f}; what all have in common does nothing")
+
+
+def _show_audit(found: "Audit") -> None:
+    from rich.text import Text
+
+    from lmhead.cli import render
+
+    d = found.delta
+    facts = render.Facts(
+        f"Audit: measured on {found.prompts} prompts, {found.positions:,} positions"
+    )
+    facts("|delta logit|", f"max {d.max:.4g}, 99th percentile {d.p99:.4g}")
+    facts("... less its mean", f"max {d.centred_max:.4g}, 99th percentile {d.centred_p99:.4g}")
+    facts("range of delta", f"{d.range:.4g}")
+    facts(
+        "KL(p || p') in nat",
+        f"max {found.kl_max:.4g}, mean {found.kl_mean:.4g}, median {found.kl_median:.4g}",
+    )
+    facts("best token changed", render.percent(found.flips))
+    for name, (before, after), form in (
+        ("perplexity of the text", found.perplexity, ".4g"),
+        ("distinct-2 of greedy text", found.distinct_2, ".3f"),
+        ("4-grams repeated in it", found.repetition, ".3f"),
+    ):
+        facts(name, f"{before:{form}} -> {after:{form}}")
+    facts(
+        "direct path alpha W v",
+        f"range {found.direct_range:.4g}, correlation with the mean delta "
+        f"{found.direct_correlation:.2f}",
+    )
+    facts.print()
+    if found.direct_disagrees:
+        render.note(
+            "warning: the direct path does not tell what the vector does; the layers above and "
+            "the final norm change it"
+        )
+    for prompt, plain, steered in found.continuations[:2]:
+        render.out().print()
+        for name, said in (("unsteered", plain), ("steered  ", steered)):
+            line = Text.assemble((f"  {name}  ", "dim"), prompt, (repr(said)[1:-1], "bold"))
+            line.truncate(110, overflow="ellipsis")
+            render.out().print(line)
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """Show what the steering code warns of as notes on stderr."""
+    from lmhead.cli import render
+    from lmhead.steer.vector import SteeringWarning
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SteeringWarning)
+        yield
+    for warning in caught:
+        if issubclass(warning.category, SteeringWarning):
+            render.note(f"warning: {warning.message}")
+        else:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+
+
+@dataclass(frozen=True)
+class Steering:
+    """The options of `generate` that steer: which vectors, how strongly, within which limits."""
+
+    vectors: Sequence["SteeringVector"]
+    alpha: float | None
+    budget: float | None
+    kl_cap: float | None
+
+    @classmethod
+    def of(
+        cls,
+        files: Sequence[Path],
+        alpha: float | None,
+        budget: float | None,
+        kl_cap: float | None,
+    ) -> "Steering | None":
+        """Read the vectors, and refuse wrong values before a model is loaded."""
+        if not files:
+            for name, value in (("alpha", alpha), ("budget", budget), ("kl-cap", kl_cap)):
+                if value is not None:
+                    raise BadInput(f"--{name} is given without a vector; add --steer VECTOR")
+            return None
+        from lmhead.steer import load_vectors
+        from lmhead.steer.apply import with_alpha
+        from lmhead.steer.certificate import check_budget
+
+        for name, limit in (("the budget", budget), ("the KL cap", kl_cap)):
+            if limit is not None:
+                check_budget(limit, name)
+        vectors = [v for file in files for v in load_vectors(file)]
+        return cls(with_alpha(vectors, alpha), alpha, budget, kl_cap)
+
+    def apply(self, loaded: "Loaded", head: "Head") -> "tuple[Loaded, Head, GuardLog | None]":
+        """Return the steered model, the head to use with it, and the guard's log if there is one.
+
+        A budget at the head is kept by a lower strength, elsewhere by the guard.
+        """
+        from lmhead.steer import HEAD, guard, steer
+
+        with noted():
+            below = any(v.layer != HEAD for v in self.vectors)
+            if self.kl_cap is not None or (self.budget is not None and below):
+                done = guard(loaded, self.vectors, self.kl_cap, self.budget, head=head)
+                return done.model, done.head, done.log
+            return steer(loaded, self.vectors, self.alpha, self.budget), head, None
+
+    def to_dict(self, log: "GuardLog | None") -> dict[str, Any]:
+        """Return the JSON object that stands beside the generations."""
+        return {
+            "layers": [v.layer for v in self.vectors],
+            "alpha": [v.alpha for v in self.vectors],
+            "budget": self.budget,
+            "kl_cap": self.kl_cap,
+            "guard": log and log.to_dict(),
+        }
+
+
+def note_guard(log: "GuardLog | None") -> None:
+    """Say on stderr how often and how much the guard held back."""
+    from lmhead.cli import render
+
+    if log is not None:
+        render.note(
+            f"guard: held back {log.held_back:,} of {log.tokens:,} tokens, mean strength "
+            f"{log.mean_strength:.2f}; largest KL {log.max_kl:.3g} nat, largest range "
+            f"{log.max_range:.3g}"
+        )

@@ -1,0 +1,28 @@
+"""Plain sentences on many matters, to measure what a vector does where nobody wants it to act."""
+
+NEUTRAL = (
+    "The train to the coast leaves twice an hour, and on Sundays only once.",
+    "She put the kettle on, opened the window and sat down to read the letter.",
+    "Water boils at a lower temperature on a mountain because the air is thinner there.",
+    "Our neighbours have painted their fence green, which suits the old apple tree.",
+    "To make the dough, mix flour, salt, yeast and warm water, then let it rest.",
+    "The committee will meet again in March to decide how the money is spent.",
+    "Most birds of this kind fly south in autumn and return when the snow melts.",
+    "He learned to play the violin late, but he practised every day before work.",
+    "A good map shows not only the roads but also how steep the hills are.",
+    "The museum is closed on Mondays; children under twelve need no ticket.",
+    "In the second half the home team scored three goals within ten minutes.",
+    "Please send the signed form back to us before the end of the month.",
+    "The river is wide at this point, and the ferry takes about a quarter of an hour.",
+    "When the program starts, it reads its settings from a file in the same folder.",
+    "My grandmother kept bees, and every summer we helped her with the honey.",
+    "The price of bread has risen more slowly than the price of butter.",
+    "After the storm, the workers cleared the branches from the street.",
+    "Each student chooses a topic, writes two pages about it and gives a short talk.",
+    "The lamp stood on a small table beside the bed, next to a pile of books.",
+    "Plants turn light into sugar; what they give off is the oxygen that we breathe.",
+    "The village has one shop, a school with forty pupils and a very old bridge.",
+    "If the screen stays dark, check the cable first and then press the button again.",
+    "They walked along the beach until it was too dark to see the path.",
+    "The doctor asked how long he had been coughing and wrote down the answer.",
+)
