@@ -52,7 +52,7 @@ def variants() -> dict[str, Loss]:
             found[f"torch, chunks of {size}"] = partial(
                 F.linear_cross_entropy, options=options(batch_chunk_size=size)
             )
-    if find_spec("cut_cross_entropy"):
+    if find_spec("cut_cross_entropy") and find_spec("triton"):  # it imports triton even here
         from cut_cross_entropy import linear_cross_entropy as cut
 
         found["cut-cross-entropy"] = partial(cut, impl="torch_compile")
