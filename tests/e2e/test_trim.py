@@ -73,6 +73,25 @@ def test_a_real_model_from_corpus_to_proof(
     assert said[0] == said[1]
 
 
+@pytest.mark.model
+def test_without_coverage_a_real_model_says_something_else(
+    smollm2: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Why coverage exists: what is read does not hold all that is said."""
+    few = ("--positions", 150, "--prompts", 8, "--length", 16)
+    differing = {}
+    for name, options in (("without", ("--no-coverage",)), ("with", ())):
+        out = tmp_path / name
+        arguments = ("--corpus", corpus, *few, *options, "--out", out, "--json")
+        code, text, err = call(capsys, "trim", smollm2, *arguments)
+        assert code == 0, err
+        checks = {check["name"]: check for check in json.loads(text)["proof"]["checks"]}
+        differing[name] = checks["prompts with other greedy text"]["failed"]
+        assert checks["texts with other logits"]["failed"] == 0
+    assert differing["without"] > 0
+    assert differing["with"] == 0
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     """A tiny Llama with a byte-level tokenizer."""
@@ -112,6 +131,16 @@ def test_plan_shows_a_table_and_writes_nothing(
     assert "rows" in text
     assert "parameters" in text
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_plan_tells_the_price_of_a_coverage(
+    tiny: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ("--positions", 60, "--prompts", 2, "--length", 4)
+    code, text, err = call(capsys, "trim", tiny, "--corpus", corpus, "--plan", *few)
+    assert code == 0, err
+    for share in ("0.9 ", "0.99 ", "0.999 ", "0.9999 "):
+        assert share in text
 
 
 def test_counts_in_parts_give_the_same_model_as_the_corpus(

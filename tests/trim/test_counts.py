@@ -1,5 +1,6 @@
 """Counting: against the plain loop, in parts, through files."""
 
+import socket
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,18 @@ def test_parts_add_up_byte_for_byte(
     assert (tmp_path / "sum").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
+def test_texts_of_a_part_are_held_back_by_their_place_in_the_whole(
+    tokenizer: TokenizerJson, corpus: Corpus
+) -> None:
+    whole = count(tokenizer, corpus)
+    cut = 33
+    one = count(tokenizer, Corpus(tuple(corpus.files[:cut])))
+    two = count(tokenizer, Corpus(tuple(corpus.files[cut:])), before=cut)
+    for a, b, c in zip(one, two, whole, strict=True):
+        assert np.array_equal((a + b).counts, c.counts)
+        assert a.texts + b.texts == c.texts
+
+
 def test_counts_of_another_tokenizer_are_refused(tokenizer: TokenizerJson, corpus: Corpus) -> None:
     first, _ = count(tokenizer, corpus)
     other = Counts("other", np.zeros_like(first.counts), 1)
@@ -85,14 +98,27 @@ def test_a_file_cut_short_is_refused(
 
 
 def test_ray_counts_the_same_or_says_what_to_install(
-    tokenizer: TokenizerJson, corpus: Corpus
+    tokenizer: TokenizerJson, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(counts_module, "_LOT", 3000)  # several jobs
     try:
         import ray  # noqa: F401
     except ImportError:
         with pytest.raises(MissingExtra, match="ray"):
             count_on_ray(tokenizer, corpus, "auto")
         return
-    first, held = count(tokenizer, corpus)
-    found = count_on_ray(tokenizer, corpus, "local")
-    assert np.array_equal(found.counts, (first + held).counts)
+    for found, wanted in zip(
+        count_on_ray(tokenizer, corpus, "local"), count(tokenizer, corpus), strict=True
+    ):
+        assert np.array_equal(found.counts, wanted.counts)
+        assert (found.texts, found.tokenizer) == (wanted.texts, wanted.tokenizer)
+
+
+def test_a_cluster_that_does_not_answer_is_said_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: no one answers
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(BadInput, match=f"no Ray cluster answers at {address}"):
+            counts_module._refuse_dead(address)
+    for word in ("local", "auto"):
+        counts_module._refuse_dead(word)

@@ -1,4 +1,4 @@
-"""Listening to a model: its choices, its likely words, and the honest interval."""
+"""Listening to a model: its choices, its probability, and the honest interval."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,16 +25,15 @@ def model(make_model: Callable[..., Path]) -> Model:
     return load(make_model("byte_level", "llama"))
 
 
-def listening(likely: list[float], chosen: list[int], positions: int = 10) -> Listening:
-    mass = torch.tensor(likely, dtype=torch.float64)
-    mask = torch.zeros(len(likely), dtype=torch.bool)
+def listening(masses: list[float], chosen: list[int], positions: int = 10) -> Listening:
+    mask = torch.zeros(len(masses), dtype=torch.bool)
     mask[chosen] = True
-    return Listening(mass, mass, mask, mask.long(), positions)
+    return Listening(torch.tensor(masses, dtype=torch.float64), mask, mask.long(), positions)
 
 
 def test_listening_is_the_softmax_of_every_position(model: Model) -> None:
     ids = list(range(300, 900))  # more than one window
-    heard = listen(model, [ids], likely=0.002)
+    heard = listen(model, [ids])
     p = []
     for at in (0, 256, 512):
         z = model.body.model(torch.tensor([ids[at : at + 256]])).logits[0, :, : model.reachable]
@@ -42,8 +41,6 @@ def test_listening_is_the_softmax_of_every_position(model: Model) -> None:
     p_all = torch.cat(p)
     assert heard.positions == 600
     torch.testing.assert_close(heard.mass.float(), p_all.sum(0), rtol=1e-4, atol=1e-6)
-    likely = p_all.where(p_all >= 0.002, 0.0).sum(0)
-    torch.testing.assert_close(heard.likely.float(), likely, rtol=1e-3, atol=2e-2)
     choices = torch.bincount(p_all.argmax(-1), minlength=model.reachable)
     assert torch.equal(heard.choices, choices)
     assert heard.chosen[choices > 0].all()
@@ -87,11 +84,11 @@ def test_covering_adds_choices_then_the_likeliest() -> None:
     assert covering(heard, {0, 1}, 0.0) == {5}
     assert covering(heard, {0, 1}, 0.9) == {5, 2}
     assert covering(heard, {0, 1}, 0.97) == {5, 2, 3}
-    assert covering(heard, {0, 1}, 1.0) == {5, 2, 3, 4}  # never what was not likely anywhere
+    assert covering(heard, {0, 1}, 1.0) == {5, 2, 3, 4}  # never what no one would say
     assert covering(heard, {0, 1, 2, 3, 4, 5, 6, 99}, 1.0) == set()
     for share in (0.85, 0.95, 0.999):
         kept = {0, 1} | covering(heard, {0, 1}, share)
-        assert heard.share(kept, likely=True) >= share
+        assert heard.share(kept) >= share
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 50), (1, 50), (7, 50), (50, 50), (3, 4000)])

@@ -117,6 +117,10 @@ def test_the_keep_file_has_the_maps_of_draft_heads(tmp_path: Path) -> None:
     assert np.flatnonzero(tensors["t2d"]).tolist() == [2, 5, 9]
     assert tensors["t2d"].shape == (12,)
     assert KeepFile.load(tmp_path / "k") == KeepFile(kept, "m", "abc")
+    first = (tmp_path / "k").read_bytes()
+    for _ in range(8):
+        KeepFile(kept, "m", "abc").save(tmp_path / "again")
+        assert (tmp_path / "again").read_bytes() == first
     (tmp_path / "no").write_bytes(b"x")
     with pytest.raises(BadInput, match="no keep-set file"):
         KeepFile.load(tmp_path / "no")

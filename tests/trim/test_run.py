@@ -88,9 +88,29 @@ def test_coverage_is_what_keeps_greedy_text_the_same(
     assert differing(with_it) == 0
     assert with_it.reasons["model"] > 0
     assert with_it.coverage is not None
-    assert with_it.coverage.likely_share >= 0.9
+    assert with_it.coverage.share >= 0.9
     assert with_it.coverage.estimate is not None
     assert with_it.coverage.estimate.texts > 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.97, 0.9999])
+def test_a_coverage_is_literally_that_share_of_all_probability(
+    share: float, make_model: MakeModel, corpus_file: Path
+) -> None:
+    report = plan_trim(request(make_model("byte_level", "llama", False), corpus_file, share))
+    coverage = report.coverage
+    assert coverage is not None
+    assert (coverage.wanted, coverage.share >= share) == (share, True)
+    if share == 0.97:  # and not much more than that
+        assert coverage.share < 0.98
+    rows = {price.coverage: price.rows for price in coverage.prices}
+    assert {0.0, 0.9, 0.99, 0.999, 0.9999, share} == set(rows)
+    assert rows[share] == report.ids.kept_rows
+    assert [rows[at] for at in sorted(rows)] == sorted(rows.values())
+    left = [p.estimate.steps_left for p in coverage.prices if p.estimate is not None]
+    assert len(left) == len(rows)
+    assert left == sorted(left, reverse=True)
+    assert left[0] > left[-1]
 
 
 def test_only_shards_with_vocabulary_rows_change(

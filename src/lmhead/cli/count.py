@@ -31,7 +31,9 @@ OnErrors = Annotated[
 ]
 Ray = Annotated[
     str | None,
-    typer.Option("--ray", metavar="ADDRESS", help="Count on this Ray cluster (extra `ray`)."),
+    typer.Option(
+        "--ray", metavar="ADDRESS", help="Count on this Ray cluster, or `local` (extra `ray`)."
+    ),
 ]
 
 
@@ -58,12 +60,12 @@ def count(
     with open_corpus(corpus, field, errors) as texts:
         folder = ModelFolder.open(resolve(model, render.progress))
         if ray is not None:
-            counts = count_on_ray(folder.tokenizer, texts, ray, folder.readings)
+            first, held = count_on_ray(folder.tokenizer, texts, ray, folder.readings)
         else:
             first, held = count_tokens(
                 folder.tokenizer, texts, readings=folder.readings, progress=render.progress
             )
-            counts = first + held
+        counts = first + held
         warn_skipped(texts)
     with staged(out, force=True) as staging:
         counts.save(staging)

@@ -16,9 +16,9 @@ from lmhead.models.registry import DEFAULT_MODEL
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from lmhead.trim.report import Saving, TrimReport
+    from lmhead.trim.report import Coverage, Saving, TrimReport
 
-_DEFAULT_COVERAGE = 0.9999
+_DEFAULT_COVERAGE = 0.99
 
 
 class Form(StrEnum):
@@ -80,15 +80,13 @@ def trim(
             min=0,
             max=1,
             help="Run the model over the corpus and keep its choice at every step, and this share "
-            f"of what is likely there ({_DEFAULT_COVERAGE} with a corpus).",
+            f"of all its probability there ({_DEFAULT_COVERAGE} with a corpus; --plan tells the "
+            "price of others).",
         ),
     ] = None,
     no_coverage: Annotated[
         bool, typer.Option("--no-coverage", help="Keep what is read, not what the model says.")
     ] = False,
-    likely: Annotated[
-        float, typer.Option(min=0, max=1, help="From which probability on a token is likely.")
-    ] = 0.01,
     positions: Annotated[
         int, typer.Option(min=1, help="Tokens of the corpus that the model reads at most.")
     ] = 20_000,
@@ -133,8 +131,7 @@ def trim(
     keep = Keep(min_count, _words(script), _words(language), ascii_, ids, tokens, size)
     with open_corpus(corpus, field, errors) if corpus else nullcontext() as texts:
         request = TrimRequest(
-            model, keep, texts, tuple(counts or ()), coverage, likely, positions, prompts, length,
-            ray,
+            model, keep, texts, tuple(counts or ()), coverage, positions, prompts, length, ray
         )  # fmt: skip
         if plan or out is None:
             report = run.plan_trim(request, form.value, render.progress)
@@ -171,19 +168,8 @@ def _show(report: "TrimReport") -> None:
     render.out().print(f"kept: {reasons}")
     if report.texts:
         render.out().print(f"corpus: {report.texts:,} texts, {report.tokens:,} tokens")
-    if coverage := report.coverage:
-        render.out().print(
-            f"the model said, at {coverage.positions:,} positions: "
-            f"{render.percent(coverage.likely_share)} of what was likely is kept, "
-            f"{render.percent(coverage.share)} of all probability"
-        )
-        if found := coverage.estimate:
-            render.out().print(
-                f"on texts held back: {found.texts_left} of {found.texts} continuations of "
-                f"{found.length} tokens would leave the keep-set (95 %: "
-                f"{render.percent(found.low)} to {render.percent(found.high)}), "
-                f"{render.percent(found.step_rate)} of {found.steps:,} steps"
-            )
+    if report.coverage:
+        _show_coverage(report.coverage, prices=report.out is None)
     if report.dropped_examples:
         render.out().print(
             "dropped, for example: " + " ".join(repr(text) for text in report.dropped_examples),
@@ -193,6 +179,29 @@ def _show(report: "TrimReport") -> None:
         show_proof(report.proof)
     if report.out:
         render.out().print(f"written: {report.out}", markup=False)
+
+
+def _show_coverage(coverage: "Coverage", *, prices: bool) -> None:
+    from lmhead.cli import render
+
+    render.out().print(
+        f"coverage: the model's choice at {coverage.positions:,} positions, and "
+        f"{render.percent(coverage.share)} of all its probability there"
+    )
+    if found := coverage.estimate:
+        render.out().print(
+            f"on texts held back: {found.texts_left} of {found.texts} continuations of "
+            f"{found.length} tokens would leave the keep-set (95 %: "
+            f"{render.percent(found.low)} to {render.percent(found.high)}), "
+            f"{render.percent(found.step_rate)} of {found.steps:,} steps"
+        )
+    if prices:
+        table = render.table("coverage", "rows", "steps that leave", "texts that leave")
+        for price in coverage.prices:
+            held = price.estimate
+            left = (render.percent(held.step_rate), render.percent(held.text_rate)) if held else ()
+            table.add_row(f"{price.coverage:g}", f"{price.rows:,}", *left)
+        render.out().print(table)
 
 
 def _add(table: "Table", name: str, saving: "Saving", show: Callable[[float], str]) -> None:

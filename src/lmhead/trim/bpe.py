@@ -14,7 +14,7 @@ rules; only the one that fires counts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -49,6 +49,7 @@ class Merges:
     prefix: str  # of a symbol that continues a word
     suffix: str  # of the symbol that ends a word
     byte_fallback: bool
+    _trees: dict[int, frozenset[int]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, model: Mapping[str, Any]) -> "Merges":
@@ -82,17 +83,21 @@ class Merges:
 
     def closure(self, ids: Iterable[int], names: Mapping[int, str]) -> set[int]:
         """Return `ids` with the canonical trees of all of them."""
-        rule: Rule = lambda left, right: self.ranks.get((left, right))  # noqa: E731
         closed: set[int] = set()
         for token_id in ids:
-            closed.add(token_id)
-            symbols = self.symbols(names[token_id]) if token_id in names else None
-            if symbols:
-                tokens, made = merge_all(symbols, rule)
-                # A token that its own merges do not lead to never comes out of them: no tree.
-                if tokens == [token_id]:
-                    closed.update(symbols, made)
+            if token_id not in self._trees:
+                self._trees[token_id] = self._tree(token_id, names.get(token_id))
+            closed |= self._trees[token_id]
         return closed
+
+    def _tree(self, token_id: int, token: str | None) -> frozenset[int]:
+        symbols = self.symbols(token) if token is not None else None
+        if symbols:
+            tokens, made = merge_all(symbols, lambda left, right: self.ranks.get((left, right)))
+            # A token that its own merges do not lead to never comes out of them: no tree.
+            if tokens == [token_id]:
+                return frozenset((token_id, *symbols, *made))
+        return frozenset((token_id,))
 
 
 def split_rule(merge: str | Sequence[str]) -> tuple[str, str]:

@@ -7,17 +7,18 @@ any batch system can count in pieces.
 
 import hashlib
 import json
+import socket
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lmhead.errors import BadInput, MissingExtra
+from lmhead.errors import BadInput, LMHeadError, MissingExtra
 from lmhead.progress import Progress, silent
 from lmhead.trim.corpus import Corpus, Text, batches
 from lmhead.trim.tokenizer import TokenizerJson
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _KIND = "lmhead token counts"
+_LOT = 2**24  # bytes of files that one job of a cluster counts
 HELD_BACK = 10  # one text in ten is held back, where something is to be estimated
 
 
@@ -135,16 +137,20 @@ def count(
     corpus: Corpus,
     *,
     readings: "Sequence[Tokenizer] | None" = None,
+    before: int = 0,
     progress: Progress = silent,
 ) -> tuple[Counts, Counts]:
-    """Count a corpus; return the counts of nine texts in ten and of the tenth ones, held back."""
+    """Count a corpus; return the counts of nine texts in ten and of the tenth ones, held back.
+
+    `before` tells how many texts stand before these, where they are a part of a corpus.
+    """
     tokenizers = readings or (tokenizer.built,)
     size = max(tokenizer.names) + 1
     whole, held = np.zeros(size, np.int64), np.zeros(size, np.int64)
     texts = held_texts = 0
     with progress("counting tokens", total=corpus.characters) as advance:
         for batch, rows in encoded(tokenizers, corpus):
-            first = (HELD_BACK - 1 - texts) % HELD_BACK
+            first = (HELD_BACK - 1 - before - texts) % HELD_BACK
             whole += _bincount(rows, size)
             held += _bincount(rows[first::HELD_BACK], size)
             texts += len(rows)
@@ -167,8 +173,11 @@ def count_on_ray(
     corpus: Corpus,
     address: str,
     readings: "Sequence[Tokenizer] | None" = None,
-) -> Counts:
-    """Count on an existing Ray cluster, file by file; all machines must see the same paths."""
+) -> tuple[Counts, Counts]:
+    """Count as `count` does, on a Ray cluster; all its machines must see the same paths.
+
+    The work is shared out by files. The address `local` starts a cluster on this machine.
+    """
     try:
         import ray  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
@@ -177,20 +186,62 @@ def count_on_ray(
     spelled = [reading.to_str() for reading in readings or (tokenizer.built,)]
     plain = TokenizerJson(tokenizer.data, tokenizer.where)  # what is built cannot travel
 
-    def part(file: Path) -> Counts:
+    def texts(files: tuple[Path, ...]) -> Corpus:
+        return Corpus(files, corpus.field, corpus.errors)
+
+    def length(files: tuple[Path, ...]) -> int:
+        return sum(1 for _ in texts(files))
+
+    def part(files: tuple[Path, ...], before: int) -> tuple[Counts, Counts]:
         from tokenizers import Tokenizer
 
         built = [Tokenizer.from_str(text) for text in spelled]
-        texts = Corpus((file,), corpus.field, corpus.errors)
-        first, held = count(plain, texts, readings=built)
-        return first + held
+        return count(plain, texts(files), readings=built, before=before)
 
-    ray.init(address=address, ignore_reinit_error=True)
+    lots = list(_lots([file.absolute() for file in corpus.files]))
+    if not lots:
+        raise BadInput("the corpus holds no file; check the path")
+    _refuse_dead(address)
+    ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
     try:
+        # Which texts are held back depends on where in the whole corpus they stand.
+        measure: Any = ray.remote(length)
+        starts = accumulate(ray.get([measure.remote(lot) for lot in lots]), initial=0)
         remote: Any = ray.remote(part)
-        results: list[Counts] = ray.get([remote.remote(file) for file in corpus.files])
+        jobs = [remote.remote(lot, at) for lot, at in zip(lots, starts, strict=False)]
+        results: list[tuple[Counts, Counts]] = ray.get(jobs)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, LMHeadError):
+            raise error.cause from None
+        raise
     finally:
         ray.shutdown()
-    if not results:
-        raise BadInput("the corpus holds no file")
-    return sum(results[1:], results[0])
+    firsts, helds = zip(*results, strict=True)
+    return sum(firsts[1:], firsts[0]), sum(helds[1:], helds[0])
+
+
+def _refuse_dead(address: str) -> None:
+    """Knock at `host:port` first: Ray itself knocks for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # a word that Ray knows, such as `local` or `auto`
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise BadInput(
+            f"no Ray cluster answers at {address} ({error}); check the address, or use `local`"
+        ) from error
+
+
+def _lots(files: Sequence[Path]) -> Iterator[tuple[Path, ...]]:
+    """Group files, so that building a tokenizer is little beside counting with it."""
+    lot: list[Path] = []
+    held = 0
+    for file in files:
+        lot.append(file)
+        held += file.stat().st_size
+        if held >= _LOT:
+            yield tuple(lot)
+            lot, held = [], 0
+    if lot:
+        yield tuple(lot)

@@ -3,10 +3,10 @@
 A corpus tells which tokens are read. A model may answer with tokens that the corpus does not hold,
 and a keep-set without them changes the answer. So listen to the model: at every position of the
 corpus, and along its own greedy continuations of it. Keep its choice at each of these positions,
-and of what else was likely there the ids that hold nearly all of the probability.
+and then the likeliest ids until a share of all probability is held: the coverage.
 
-Why only what was likely: a softmax gives every token something. On a small model, 0.9999 of *all*
-probability takes nearly the whole vocabulary, in shares of a millionth that no one samples.
+A softmax gives every token something, so the last nines of a coverage take most of the vocabulary,
+in shares of a millionth; greedy text needs none of them.
 
 Symbols: z logits `[..., V]`, p probabilities `[..., V]`.
 """
@@ -25,7 +25,6 @@ from lmhead.progress import Progress, silent
 WINDOW = 256  # tokens of a text that the model reads at once
 PROMPTS = (32, 16, 8, 4, 2, 1)  # lengths that prompts are cut to: equal ones run as one batch
 BATCH = 25
-LIKELY = 0.01  # a token is likely at a position from this probability on
 NEAR_TIE = 0.01  # logits; nearer than this, rounding in another batch may choose the other
 
 
@@ -34,7 +33,6 @@ class Listening:
     """What a model said at some positions."""
 
     mass: Tensor  # [V] float64: the probability of each id, summed over positions
-    likely: Tensor  # [V] float64: the same over the positions where it was likely
     chosen: Tensor  # [V] bool: the greedy choice somewhere, or as good as
     choices: Tensor  # [V] int64: how often it was the greedy choice
     positions: int
@@ -42,17 +40,15 @@ class Listening:
     def __add__(self, other: "Listening") -> "Listening":
         return Listening(
             self.mass + other.mass,
-            self.likely + other.likely,
             self.chosen | other.chosen,
             self.choices + other.choices,
             self.positions + other.positions,
         )
 
-    def share(self, ids: Iterable[int], *, likely: bool = False) -> float:
-        """Return which share of all probability, or of that of likely tokens, `ids` hold."""
-        mass = self.likely if likely else self.mass
-        index = torch.tensor(sorted(i for i in ids if i < len(mass)), dtype=torch.long)
-        return float(mass[index].sum() / mass.sum())
+    def share(self, ids: Iterable[int]) -> float:
+        """Return which share of all probability `ids` hold, averaged over positions."""
+        index = torch.tensor(sorted(i for i in ids if i < len(self.mass)), dtype=torch.long)
+        return float(self.mass[index].sum() / self.mass.sum())
 
 
 @dataclass(frozen=True)
@@ -86,8 +82,8 @@ class Estimate:
 class Listener:
     """Runs a model and adds up what it says."""
 
-    def __init__(self, model: Model, likely: float = LIKELY) -> None:
-        self.model, self.likely = model, likely
+    def __init__(self, model: Model) -> None:
+        self.model = model
         self.heard = _nothing(model.reachable)
 
     def hear(self, h: Tensor) -> Tensor:
@@ -97,8 +93,7 @@ class Listener:
         choice = z.argmax(-1)
         p = torch.softmax(z, dim=-1)
         self.heard = self.heard + Listening(
-            p.sum(0, dtype=torch.float64),
-            p.where(p >= self.likely, 0.0).sum(0, dtype=torch.float64),
+            p.sum(0).double(),
             (z >= best - NEAR_TIE).any(0),
             torch.bincount(choice, minlength=z.shape[1]),
             len(z),
@@ -107,14 +102,10 @@ class Listener:
 
 
 def listen(
-    model: Model,
-    texts: Sequence[Sequence[int]],
-    *,
-    likely: float = LIKELY,
-    progress: Progress = silent,
+    model: Model, texts: Sequence[Sequence[int]], *, progress: Progress = silent
 ) -> Listening:
     """Run the model over texts, given as ids, and note what it would say after every token."""
-    listener = Listener(model, likely)
+    listener = Listener(model)
     windows = [ids[at : at + WINDOW] for ids in texts for at in range(0, len(ids), WINDOW)]
     total = sum(map(len, windows))
     with progress("listening to the model", total=total) as advance, torch.inference_mode():
@@ -191,11 +182,10 @@ def listen_to_continuations(
     prompts: Sequence[Sequence[int]],
     length: int,
     *,
-    likely: float = LIKELY,
     progress: Progress = silent,
 ) -> tuple[Listening, list[list[int]]]:
     """Continue prompts greedily; return what was said, and the continuations."""
-    listener = Listener(model, likely)
+    listener = Listener(model)
     texts = continue_greedily(model, prompts, length, choose=listener.hear, progress=progress)
     return listener.heard, texts
 
@@ -205,8 +195,8 @@ def covering(heard: Listening, kept: Iterable[int], share: float) -> set[int]:
     held = torch.zeros(len(heard.mass), dtype=torch.bool)
     held[[i for i in kept if i < len(held)]] = True
     added = heard.chosen & ~held
-    outside = heard.likely.masked_fill(held | added, 0.0)
-    lacking = float(outside.sum() - (1 - share) * heard.likely.sum())
+    outside = heard.mass.masked_fill(held | added, 0.0)
+    lacking = float(outside.sum() - (1 - share) * heard.mass.sum())
     if lacking > 0:
         mass, order = outside.sort(descending=True, stable=True)
         before = mass.cumsum(0) - mass
@@ -265,7 +255,6 @@ def binomial_interval(hits: int, trials: int, confidence: float = 0.95) -> tuple
 
 def _nothing(V: int) -> Listening:
     return Listening(
-        torch.zeros(V, dtype=torch.float64),
         torch.zeros(V, dtype=torch.float64),
         torch.zeros(V, dtype=torch.bool),
         torch.zeros(V, dtype=torch.long),

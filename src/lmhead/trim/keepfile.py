@@ -7,6 +7,8 @@ A safetensors file with
 and in its metadata the rows V and the SHA-256 of the head it was made for.
 """
 
+import json
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +29,8 @@ class KeepFile:
     head_sha256: str
 
     def save(self, path: Path) -> None:
-        """Write the file."""
-        from safetensors.numpy import save_file
+        """Write the file; the same keep-set gives the same bytes."""
+        from safetensors.numpy import save
 
         kept = self.ids.row_ids
         t2d = np.zeros(self.ids.rows, np.bool_)
@@ -40,7 +42,11 @@ class KeepFile:
             "rows": str(self.ids.rows),
             "head_sha256": self.head_sha256,
         }
-        save_file(tensors, path, metadata)
+        data = save(tensors, metadata)
+        (length,) = struct.unpack_from("<Q", data)
+        # The library writes the metadata in an order that changes from run to run.
+        header = json.dumps(json.loads(data[8 : 8 + length]), sort_keys=True, separators=(",", ":"))
+        path.write_bytes(data[:8] + header.encode().ljust(length) + data[8 + length :])
 
     @classmethod
     def load(cls, path: Path) -> "KeepFile":

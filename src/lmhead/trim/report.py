@@ -22,7 +22,7 @@ class TrimRequest:
 
     With `coverage` the model runs over at most `positions` tokens of the corpus, and continues
     `prompts` cut from it by `length` tokens; kept is its choice at every step, and that share of
-    the probability of all tokens that are `likely` there. None: the model does not run.
+    all its probability there, averaged over the steps. None: the model does not run.
     """
 
     model: str
@@ -30,7 +30,6 @@ class TrimRequest:
     corpus: Corpus | None = None
     counts: tuple[Path, ...] = ()
     coverage: float | None = None
-    likely: float = 0.01
     positions: int = 20_000
     prompts: int = 100
     length: int = 64
@@ -40,7 +39,7 @@ class TrimRequest:
         if self.coverage is not None:
             if not 0 <= self.coverage <= 1:
                 raise BadInput(
-                    f"the coverage is {self.coverage}; expected a share from 0 to 1, such as 0.9999"
+                    f"the coverage is {self.coverage}; expected a share from 0 to 1, such as 0.99"
                 )
             if self.corpus is None:
                 raise BadInput("coverage needs texts to run the model on; give a corpus")
@@ -53,21 +52,35 @@ class TrimRequest:
 
 
 @dataclass(frozen=True)
-class Coverage:
-    """What the model said on the corpus, and how much of it the keep-set holds."""
+class Price:
+    """What a coverage costs, and what it buys on texts held back."""
 
-    wanted: float
-    likely: float
-    positions: int
-    share: float  # of all probability, averaged over positions
-    likely_share: float  # of the probability of likely tokens
-    added: int  # ids that the corpus itself does not hold
+    coverage: float
+    rows: int
     estimate: Estimate | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object."""
         estimate = self.estimate.to_dict() if self.estimate else None
         return {**asdict(self), "estimate": estimate}
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What the model said on the corpus, and how much of it the keep-set holds."""
+
+    wanted: float
+    share: float  # of all probability, averaged over positions
+    positions: int
+    added: int  # ids that nothing else asked for
+    estimate: Estimate | None
+    prices: tuple[Price, ...] = ()  # of other coverages
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        estimate = self.estimate.to_dict() if self.estimate else None
+        prices = [price.to_dict() for price in self.prices]
+        return {**asdict(self), "estimate": estimate, "prices": prices}
 
 
 @dataclass(frozen=True)

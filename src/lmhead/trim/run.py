@@ -21,11 +21,13 @@ from lmhead.trim.folder import ModelFolder
 from lmhead.trim.idmap import TrimMap
 from lmhead.trim.keepset import BLOCK, KeepSet, choose, rounded, tail, wanted
 from lmhead.trim.publish import refuse_existing, staged
-from lmhead.trim.report import Coverage, Form, Saving, TrimReport, TrimRequest
+from lmhead.trim.report import Coverage, Form, Price, Saving, TrimReport, TrimRequest
 from lmhead.trim.verify import REPORT, Proof, verify_trim
 
 if TYPE_CHECKING:
     from lmhead.loading import Model
+
+PRICED = (0.0, 0.9, 0.99, 0.999, 0.9999)  # coverages that a report tells the price of
 
 
 class _Work:
@@ -51,7 +53,7 @@ class _Work:
         request, tokenizer = self.request, self.folder.tokenizer
         first = held = None
         if request.corpus is not None and request.ray is not None:
-            first = count_on_ray(tokenizer, request.corpus, request.ray, self.readings)
+            first, held = count_on_ray(tokenizer, request.corpus, request.ray, self.readings)
         elif request.corpus is not None:
             first, held = count(
                 tokenizer, request.corpus, readings=self.readings, progress=self.progress
@@ -101,10 +103,9 @@ class _Work:
             left -= len(texts[-1])
             if left <= 0:
                 break
-        likely, length = self.request.likely, self.request.length
-        read = cover.listen(self.model, texts, likely=likely, progress=self.progress)
+        read = cover.listen(self.model, texts, progress=self.progress)
         said, continuations = cover.listen_to_continuations(
-            self.model, starts, length, likely=likely, progress=self.progress
+            self.model, starts, self.request.length, progress=self.progress
         )
         return read + said, continuations
 
@@ -116,12 +117,14 @@ class _Work:
         first, held = self.counts
         whole = first if held is None or first is None else first + held
 
-        def chosen(counts: Counts | None, said: cover.Listening | None) -> KeepSet:
+        def chosen(
+            counts: Counts | None, said: cover.Listening | None = None, share: float = 0.0
+        ) -> KeepSet:
             parts = wanted(tokenizer, request.keep, None if counts is None else counts.counts)
             useful = None if counts is None else counts.counts.astype(np.float64)
-            if said is not None and request.coverage is not None:
+            if said is not None:
                 base = tokenizer.closure(required.union(*parts.values()))
-                parts["model"] = cover.covering(said, base, request.coverage)
+                parts["model"] = cover.covering(said, base, share)
                 if useful is not None:
                     useful[: len(said.mass)] += said.mass.numpy()
             if (size := request.keep.size) is not None:
@@ -130,25 +133,37 @@ class _Work:
             return rounded(tokenizer, kept, self.folder.rows, useful)
 
         if request.coverage is None:
-            return chosen(whole, None), None
+            return chosen(whole), None
         heard, _ = self.heard(False, request.positions, request.prompts)
-        estimate = None
+        known, held_heard = heard, None
+        continuations: list[list[int]] = []
         if held is not None and held.texts:
             part = max(1, request.prompts // 2)
             held_heard, continuations = self.heard(True, request.positions // 4, part)
-            # The keep-set that knows nothing of the texts held back; the final one is larger.
-            blind = chosen(first, heard)
-            estimate = cover.estimate(held_heard, continuations, blind.ids, request.length)
             heard = heard + held_heard
-        final = chosen(whole, heard)
+
+        def price(share: float) -> tuple[KeepSet, Price]:
+            final = chosen(whole, heard, share)
+            estimate = None
+            if held_heard is not None:
+                # The keep-set that knows nothing of the texts held back; the final one is larger.
+                blind = chosen(first, known, share)
+                estimate = cover.estimate(held_heard, continuations, blind.ids, request.length)
+            return final, Price(share, sum(i < self.folder.rows for i in final.ids), estimate)
+
+        final, paid = price(request.coverage)
+        # Where a size decides, a coverage has no price of its own.
+        others = () if request.keep.size is not None else PRICED
         return final, Coverage(
             wanted=request.coverage,
-            likely=request.likely,
-            positions=heard.positions,
             share=heard.share(final.ids),
-            likely_share=heard.share(final.ids, likely=True),
+            positions=heard.positions,
             added=final.reasons.get("model", 0),
-            estimate=estimate,
+            estimate=paid.estimate,
+            prices=tuple(
+                paid if share == request.coverage else price(share)[1]
+                for share in sorted({*others, request.coverage})
+            ),
         )
 
     def report(self, form: Form) -> TrimReport:
