@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from lmhead.errors import BadInput
 from lmhead.generation import engine, generate
+from lmhead.head import LMHead
 from lmhead.head.screened import ScreenedHead
 from lmhead.head.trimmed import TrimmedHead
 from lmhead.loading import Model, load
@@ -39,6 +41,75 @@ def test_the_screened_engine_gives_the_same_tokens(linked: Model) -> None:
     assert [r.ids for r in generate(PROMPTS, linked, head=screened, **sampled)] == [
         r.ids for r in generate(PROMPTS, linked, **sampled)
     ]
+
+
+CONTROLS: tuple[dict[str, object], ...] = (
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 0.7, "frequency_penalty": 0.4},
+    {"logit_bias": {28: 2.5, 30: -4.0}, "banned_ids": (198, 260)},
+    {"no_repeat_ngram_size": 2, "min_tokens": 20},
+    {"dry_multiplier": 0.8, "dry_sequence_breakers": (), "penalty_last_n": 16},
+    {"repetition_penalty": 1.2, "top_k": 30, "temperature": 0.9, "seed": 4},
+    {"repetition_penalty": 1.1, "top_k": 20, "top_p": 0.8, "seed": 4, "order": "llama.cpp"},
+)
+
+
+@pytest.mark.parametrize("controls", CONTROLS, ids=lambda c: "+".join(c))
+def test_penalties_and_bans_give_the_same_tokens(
+    linked: Model, controls: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the touched ids scored exactly, the rest of the logits is never asked for."""
+    screened = engine(linked, "screened")
+    assert isinstance(screened, ScreenedHead)
+    options = {"temperature": 0.0, **controls, "max_tokens": 24, "batch_size": 3}
+    dense = generate(PROMPTS, linked, **options)
+    monkeypatch.setattr(ScreenedHead, "__call__", None)
+    same = generate(PROMPTS, linked, head=screened, **options)
+    assert [r.ids for r in same] == [r.ids for r in dense]
+
+
+@pytest.mark.parametrize("controls", [{}, {"repetition_penalty": 1.2, "banned_ids": (28,)}])
+def test_plain_sampling_asks_for_a_draw_and_a_seed_stays_a_seed(
+    linked: Model, controls: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screened = engine(linked, "screened")
+    assert isinstance(screened, ScreenedHead)
+    monkeypatch.setattr(ScreenedHead, "__call__", None)
+    options = {"temperature": 0.8, "seed": 9, "max_tokens": 16, "head": screened, **controls}
+    together = generate(PROMPTS, linked, batch_size=3, **options)
+    assert screened.stats.draws == sum(len(r.ids) for r in together)
+    assert not screened.stats.fallbacks
+    for prompt, result in zip(PROMPTS, together, strict=True):
+        assert generate(prompt, linked, **options)[0].ids == result.ids
+        assert 28 not in result.ids or not controls
+
+
+def test_what_the_engine_cannot_know_takes_all_logits(linked: Model) -> None:
+    screened = engine(linked, "screened")
+    assert isinstance(screened, ScreenedHead)
+    for controls in (
+        {"allowed_ids": (28, 198, 260, 354)},
+        {"top_p": 0.9, "seed": 1},
+        {"order": ["top_k", "repetition_penalty"], "top_k": 5, "repetition_penalty": 1.3},
+    ):
+        options = {"max_tokens": 6, "seed": 1, **controls}
+        assert (
+            generate(PROMPTS[0], linked, head=screened, **options)[0].ids
+            == generate(PROMPTS[0], linked, **options)[0].ids
+        )
+    assert screened.stats.states == 0
+
+
+def test_rows_without_a_token_are_left_out_by_the_screen(linked: Model) -> None:
+    """Padding rows that score highest: the screen itself leaves them out."""
+    weight = linked.head.weight.detach()
+    padding = 10 * weight[:64].sign()
+    padded = ScreenedHead.from_head(LMHead(torch.cat([weight, padding, -padding])))
+    expected = generate(PROMPTS[1], linked, max_tokens=8)[0].ids
+    assert generate(PROMPTS[1], linked, max_tokens=8, head=padded)[0].ids == expected
+    assert padded.stats.states == len(expected)
+    h = linked.last_hidden(linked.encode(PROMPTS[1]))
+    assert padded.topk(h, 1, normed=True).ids.item() >= len(weight)
 
 
 def test_auto_takes_the_copy_that_is_there(linked: Model) -> None:

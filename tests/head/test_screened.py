@@ -14,7 +14,6 @@ from lmhead.errors import BadInput, LMHeadError, MissingExtra, UnsupportedModel
 from lmhead.head import Edit, LMHead, Scale
 from lmhead.head.screened import ScreenedHead
 from lmhead.head.screening import checks
-from lmhead.head.screening.bounds import BLOCK, build_screen
 
 HAS_NUMBA = checks.find_spec("numba") is not None
 KERNELS = [
@@ -76,6 +75,19 @@ def test_topk_is_the_float64_answer(kernels, V, d):
         best = screened.topk(h, k)
         assert torch.equal(best.ids, ids)
         assert torch.equal(best.logits, z.float())
+
+
+def test_states_cut_out_of_longer_ones_compile_nothing_anew():
+    """The last position of every sequence is no contiguous array, but no other case either."""
+    if not HAS_NUMBA:
+        pytest.skip("numba is missing")
+    screened = ScreenedHead.from_head(random_head(300, 20))
+    h = states(15, 20).view(3, 5, 20)
+    whole = screened.topk(h, 4).ids
+    compiled = screened.kernels._best.signatures
+    assert torch.equal(screened.topk(h[:, -1], 4).ids, whole[:, -1])
+    assert torch.equal(screened.topk(h.transpose(0, 1), 4).ids, whole.transpose(0, 1))
+    assert screened.kernels._best.signatures == compiled
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -156,31 +168,6 @@ def test_any_head_any_state(kernels, case):
     head, h, k = case
     best = ScreenedHead.from_head(head, kernels=kernels).topk(h, k)
     assert best.ids.tolist() == exact_order(head, h, k)
-
-
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_bounds_hold_for_states_made_to_break_them(kernels):
-    """Along a row's residual Cauchy-Schwarz is an equality: what is left is the rounding alone."""
-    head = random_head(130, 48)
-    weight = head.weight
-    screen = build_screen(weight, 130)
-    q = screen.q[:130, :48].double() * screen.scale[:130, None].double()
-    residual = weight.double() - q
-    h = torch.cat([residual.float(), -residual.float(), weight, 1e9 * residual.float()])
-    h = torch.cat([h, residual.float() * 1e-25 + weight * 1e-30])
-    scanner = ScreenedHead(head, screen, kernels)._scanner
-    for part in h.split(16):
-        queries = scanner.read(part.numpy(), 130)
-        upper = np.stack([query.upper for query in queries])
-        peaks = np.stack([query.peaks for query in queries])
-        z = part.double() @ weight.double().T
-        assert bool((torch.from_numpy(upper[:, :130]).double() >= z).all())
-        assert np.array_equal(peaks, upper.reshape(len(part), -1, BLOCK).max(-1))
-        reached = torch.from_numpy(upper[:, :130]).double() - z
-        # and they are not idle: at most twice what Cauchy-Schwarz gives, and some rounding
-        size = part.double().norm(dim=1, keepdim=True)
-        loose = 2.2 * size * screen.residual[:130].double() + 1e-3 * size
-        assert bool((reached <= loose)[size[:, 0] > 1e-20].all())
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lmhead.generation.asking import next_ids
 from lmhead.generation.text import TextStream
-from lmhead.head import Head, LMHead
+from lmhead.head import Head
 from lmhead.loading import Body, Model
-from lmhead.sampling import Candidates, Logprobs, Sampler, SequenceState
-from lmhead.sampling.params import GREEDY_BELOW
+from lmhead.sampling import Logprobs, Sampler, SequenceState
 
 if TYPE_CHECKING:
     from lmhead.models.gpt2_max import MaxBody
@@ -114,41 +114,6 @@ def decode(model: Model, head: Head, sampler: Sampler, batch: Sequence[Ongoing])
         if going:
             with torch.inference_mode():
                 h = cache.step([drawn[row] for row in keep])
-
-
-def next_ids(
-    head: Head, h: Tensor, sampler: Sampler, states: Sequence[SequenceState]
-) -> tuple[list[int], tuple[Logprobs, ...] | None]:
-    """Draw one id per row of h `[B, d]`, by the verb of the head that fits the sampler."""
-    logits: Tensor | Candidates | None = None
-    if not isinstance(head, LMHead) and sampler.params.logprobs is None:
-        logits = _candidates(head, h, sampler)
-    if logits is None:
-        logits = head(h, normed=True)
-    drawn = sampler.step(logits, states)
-    return drawn.ids.tolist(), drawn.logprobs
-
-
-def _candidates(head: Head, h: Tensor, sampler: Sampler) -> Candidates | None:
-    """Ask an engine for the best tokens only, where the filters need no others."""
-    p = sampler.params
-    if set(sampler.order) - {"temperature", "top_k", "top_p", "min_p"}:
-        return None
-    if p.temperature < GREEDY_BELOW and p.dynatemp_range == 0:
-        k = 1
-    # top_p and min_p measure shares of what is left: they must come after the cut to k
-    elif p.top_k and not p.keep_ties and sampler.order[0] in ("top_k", "temperature"):
-        after_k = sampler.order[sampler.order.index("top_k") :]
-        if {"top_p", "min_p"} & set(sampler.order) - set(after_k) or p.dynatemp_range:
-            return None
-        k = p.top_k
-    else:
-        return None
-    best = head.topk(h, min(k, head.vocab_size), normed=True)
-    V = sampler.vocab_size or head.vocab_size
-    if bool((best.ids >= V).any()):  # rows without a token are among the best
-        return None
-    return Candidates.of(best.ids, best.logits, V)
 
 
 class Cache:

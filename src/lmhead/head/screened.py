@@ -78,6 +78,7 @@ class ScreenedHead:
         )
         factor = 1.0 if dense.scale is None else dense.scale.factor
         self._transform = Transform(factor, dense.softcap or 0.0)
+        self._dtype = dense.weight.dtype
         self._made_of = _identity(dense)
         self._lock = threading.Lock()  # one scanner, and numba's threads serve one caller at a time
 
@@ -153,9 +154,8 @@ class ScreenedHead:
         states, shape = self._states(h, normed)
         with self._lock:
             ids, y = self._best(states, k, edits, V)
-        return TopK(
-            torch.from_numpy(ids).view(*shape, k), torch.from_numpy(y).float().view(*shape, k)
-        )
+        ids, y = ids.reshape(*shape, k), y.reshape(*shape, k)
+        return TopK(torch.from_numpy(ids), torch.from_numpy(y).float())
 
     @torch.no_grad()
     def sample(
@@ -243,16 +243,19 @@ class ScreenedHead:
         """Give the k best tokens of states `[B, d]`, ids and logits `[B, k]`; under the lock."""
         if edits is None and self.compiled:
             self._check_weights()
-            ids, z, rescored = self._scanner.best(states, k, V)
-            y, left = self._transform(z), np.flatnonzero(rescored < 0)
+            ids, z, settled, rescored = self._scanner.best(states, k, V)
+            y = self._transform(z)
+            self.stats.rescored += rescored
+            if settled.all():
+                self.stats.states += len(states)
+                return ids, y
+            left = np.flatnonzero(~settled)
             self.stats.states += len(states) - len(left)
-            self.stats.rescored += int(rescored.sum()) + len(left)
         else:
             ids, y = np.empty((len(states), k), np.int64), np.empty((len(states), k))
             left = np.arange(len(states))
-        if len(left):
-            for n, row in zip(left, self._rows(states[left], edits, V), strict=True):
-                ids[n], y[n] = row.best(k)
+        for n, row in zip(left, self._rows(states[left], edits, V), strict=True):
+            ids[n], y[n] = row.best(k)
         return ids, y
 
     def _rows(self, states: Float32, edits: Edits, V: int, dense: bool = False) -> Iterator[Row]:
@@ -294,9 +297,12 @@ class ScreenedHead:
 
     def _states(self, h: Tensor, normed: bool) -> tuple[Float32, torch.Size]:
         """Give what enters the projection, `[B, d]` as the weight's dtype has it, and h's shape."""
-        h = self.dense.entering(h, normed).detach().to(self.dense.weight.dtype)
-        states = h.reshape(-1, self.hidden_size).float().numpy()
-        return np.ascontiguousarray(states), h.shape[:-1]
+        h = self.dense.entering(h, normed).detach()
+        if h.dtype is not torch.float32 or self._dtype is not torch.float32:
+            h = h.to(self._dtype).float()
+        shape = h.shape
+        states = h.numpy().reshape(-1, shape[-1])
+        return np.ascontiguousarray(states), shape[:-1]
 
     def _limit(self, limit: int | None) -> int:
         if limit is None:

@@ -1,6 +1,6 @@
 """From parameters to filters that can run: one entry for each name."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from lmhead.sampling.params import FILTERS, GREEDY_BELOW, SamplingParams
 from lmhead.sampling.state import SequenceState
 
 Apply = Callable[[Candidates, Sequence[SequenceState]], Candidates]
+Touches = Callable[[SequenceState], Tensor]
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class Filter:
     """A named step on candidates `[B, N]`, with one sequence per row.
 
     settings are its parameters, for reports. masks: it can forbid every token of a row.
+    touches: the ids `[n]` of a sequence that it may change, where it leaves all others alone.
     """
 
     name: str
     settings: Mapping[str, Any]
     apply: Apply
     masks: bool = False
+    touches: Touches | None = None
 
 
 MASKS = frozenset({"guided", "allowed_ids", "banned_ids", "min_tokens", "no_repeat_ngram"})
@@ -58,7 +61,8 @@ def build(
         fields = FILTERS[name].switches + FILTERS[name].details
         apply = _dry(p, tokenizer) if name == "dry" else _APPLY[name](p)
         values = p.to_dict()
-        made.append(Filter(name, {f: values[f] for f in fields}, apply, name in MASKS))
+        touches = _TOUCHES[name](p) if name in _TOUCHES else None
+        made.append(Filter(name, {f: values[f] for f in fields}, apply, name in MASKS, touches))
     return tuple(made), guide
 
 
@@ -188,4 +192,22 @@ _APPLY: dict[str, Callable[[SamplingParams], Apply]] = {
     "eta": lambda p: _kept(lambda z: filters.eta(z, p.eta_cutoff)),
     "xtc": _xtc,
     "mirostat": lambda p: _mirostat,
+}
+
+
+def _always(ids: Iterable[int]) -> Touches:
+    known = torch.tensor(list(ids), dtype=torch.int64)
+    return lambda s: known
+
+
+_TOUCHES: dict[str, Callable[[SamplingParams], Touches]] = {
+    "banned_ids": lambda p: _always(p.banned_ids),
+    "min_tokens": lambda p: _always(p.stop_ids),
+    "logit_bias": lambda p: _always(p.logit_bias),
+    "repetition_penalty": lambda p: lambda s: s.seen(p.penalty_last_n),
+    "frequency_penalty": lambda p: lambda s: s.tally(p.penalty_last_n).ids,
+    "presence_penalty": lambda p: lambda s: s.tally(p.penalty_last_n).ids,
+    # these two only ever name tokens that occurred before
+    "no_repeat_ngram": lambda p: lambda s: s.seen(None),
+    "dry": lambda p: lambda s: s.seen(None),
 }

@@ -70,6 +70,11 @@ class Sampler:
         """The names of the filters that run, in order."""
         return tuple(f.name for f in self.filters)
 
+    def touched(self, seq: SequenceState, V: int) -> Tensor:
+        """Give the ids below V, ascending, whose logits the filters with `touches` may change."""
+        ids = {i for f in self.filters if f.touches for i in f.touches(seq).tolist() if i < V}
+        return torch.tensor(sorted(ids), dtype=torch.int64)
+
     def start(
         self, prompt_ids: Sequence[int] = (), *, seed: int | None = None, index: int = 0
     ) -> SequenceState:

@@ -43,6 +43,7 @@ from lmhead.progress import Progress, silent
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 BLOCK = 64  # rows that share one maximum
 LANES = 16  # columns that a kernel reads together
@@ -133,10 +134,10 @@ def _norm_up(rows: Tensor) -> Tensor:
     return up.where(exact > 0, 0)
 
 
-def extremes(screen: Screen, bias: Float64 | None) -> tuple[float, float, float]:
-    """Look up the largest row norm, residual norm and bias."""
+def extremes(screen: Screen, bias: Float64 | None) -> Float64:
+    """Look up the largest row norm, residual norm and bias, `[3]`."""
     largest = 0.0 if bias is None else float(np.abs(bias).max())
-    return float(screen.norm.max()), float(screen.residual.max()), largest
+    return np.array([float(screen.norm.max()), float(screen.residual.max()), largest])
 
 
 def largest_step(columns: int) -> int:

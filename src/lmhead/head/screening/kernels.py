@@ -19,6 +19,7 @@ from lmhead.head.screening.bounds import (
     LARGEST,
     SMALLEST_STEP,
     TINY,
+    Bools,
     Float32,
     Float64,
     Ints,
@@ -114,9 +115,7 @@ def _read(
     _scan(q, scale, residual, norm, base, V, g, factors, upper, peaks)
 
 
-def read(
-    copy: tuple[Any, ...], most: tuple[float, ...], h: Float32, cap: int, V: int, room: Room
-) -> None:
+def read(copy: tuple[Any, ...], most: Float64, h: Float32, cap: int, V: int, room: Room) -> None:
     """Fill the room with what is known of states h `[B, d]`: the bounds of the first V rows."""
     _use_threads()
     _read(*copy, most, h, cap, V, *room)
@@ -268,33 +267,33 @@ def _order(ids: Any, z: Any, n: Any) -> Any:
 def _best(
     q: Any, scale: Any, residual: Any, norm: Any, base: Any, most: Any,
     h: Any, cap: Any, V: Any, g: Any, factors: Any, limits: Any, upper: Any, peaks: Any,
-    weight: Any, bias: Any, k: Any, ids: Any, z: Any, rescored: Any,
-) -> None:  # fmt: skip
+    weight: Any, bias: Any, k: Any, ids: Any, z: Any, settled: Any,
+) -> Any:  # fmt: skip
     _read(
         q, scale, residual, norm, base, most, h, cap, V, g, factors, limits, upper, peaks
     )  # fmt: skip
+    rescored = 0
     for b in range(len(h)):
         ids[b, :] = 0
         z[b, :] = 0
-        rescored[b] = -1
         error, reach = limits[b, 0], limits[b, 1]
-        clear = reach < LARGEST
-        if clear:
-            margin = 2 * error
-            rows, s, _ = _shortlist(weight, bias, h[b], upper[b], peaks[b], k, k, margin)
-            scored = len(rows)
-            rows, s = _order(rows, s, min(k + 1, scored))
-            for i in range(len(rows) - 1):
-                # Without an error (h is 0) equal scores are equal.
-                clear &= not (error > 0 and s[i] - s[i + 1] <= margin)
-            if clear:
-                ids[b], z[b] = rows[:k], s[:k]
-                rescored[b] = scored
+        settled[b] = reach < LARGEST
+        if not settled[b]:
+            continue
+        margin = 2 * error
+        rows, s, _ = _shortlist(weight, bias, h[b], upper[b], peaks[b], k, k, margin)
+        rescored += len(rows)
+        rows, s = _order(rows, s, min(k + 1, len(rows)))
+        for i in range(len(rows) - 1):
+            # Without an error (h is 0) equal scores are equal.
+            settled[b] &= not (error > 0 and s[i] - s[i + 1] <= margin)
+        ids[b], z[b] = rows[:k], s[:k]
+    return rescored
 
 
 def best(
     copy: tuple[Any, ...],
-    most: tuple[float, ...],
+    most: Float64,
     h: Float32,
     cap: int,
     V: int,
@@ -304,15 +303,17 @@ def best(
     k: int,
     ids: Ints,
     z: Float64,
-    rescored: Ints,
-) -> None:
+    settled: Bools,
+) -> int:
     """Fill ids and z `[B, k]` with the k best of the first V rows, best first.
 
-    `rescored [B]` tells how many rows were scored, or is -1 for a state that needs more care (not
-    finite, too large, or scores too close to each other); its ids and z are 0.
+    `settled [B]` is false for a state that needs more care: one that is not finite or too large,
+    or whose scores are too close to each other to tell their order. Returns how many rows were
+    scored.
     """
     _use_threads()
-    _best(*copy, most, h, cap, V, *room, weight, bias, k, ids, z, rescored)
+    rescored: int = _best(*copy, most, h, cap, V, *room, weight, bias, k, ids, z, settled)
+    return rescored
 
 
 def numbers(weight: torch.Tensor) -> Any:
@@ -321,7 +322,7 @@ def numbers(weight: torch.Tensor) -> Any:
 
 
 @njit(parallel=True, cache=True, nogil=True, fastmath=_FAST)  # type: ignore[untyped-decorator]
-def _weigh(upper: Any, high: Any, slope: Any, shift: Any, cap: Any, q: Any, sums: Any) -> None:
+def _weigh(upper: Any, high: Any, slope: Any, shift: Any, cap: Any, q: Any, sums: Any) -> Any:
     for block in prange(sums.shape[0]):
         first = block * BLOCK
         x = upper[first : first + BLOCK]
@@ -349,19 +350,22 @@ def _weigh(upper: Any, high: Any, slope: Any, shift: Any, cap: Any, q: Any, sums
         for i in range(BLOCK):
             total += np.float64(w[i])
         sums[block] = total
+    return sums.sum()
 
 
 def weigh(
     upper: Float32, high: float, slope: float, shift: float, cap: float, q: Float32, sums: Float64
-) -> None:
+) -> float:
     """Fill `q [rows]` with 2^(f slope + shift) where the bound is below high, 0 where not or -inf.
 
     f is the bound itself, or `cap tanh(bound / cap)` where cap is above 0. The exponent is held
-    within [-100, 100]; q errs by less than 1 in 10,000. `sums [blocks]` are the sums of q.
+    within [-100, 100]; q errs by less than 1 in 10,000. `sums [blocks]` are the sums of q; what
+    they add up to is returned.
     """
     _use_threads()
     f = np.float32
-    _weigh(upper, f(high), f(slope), f(shift), f(cap), q, sums)
+    total: float = _weigh(upper, f(high), f(slope), f(shift), f(cap), q, sums)
+    return total
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

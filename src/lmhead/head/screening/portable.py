@@ -26,9 +26,7 @@ from lmhead.head.screening.ranking import largest
 _ROWS = 1024  # widened together: small enough to stay in the cache
 
 
-def read(
-    copy: tuple[Any, ...], most: tuple[float, ...], h: Float32, cap: int, V: int, room: Room
-) -> None:
+def read(copy: tuple[Any, ...], most: Float64, h: Float32, cap: int, V: int, room: Room) -> None:
     """Fill the room with what is known of states h `[B, d]`: the bounds of the first V rows."""
     x = h.astype(np.float64)
     # A state that is not finite, or too large, is told by its reach.
@@ -41,7 +39,7 @@ def read(
         norms = [np.sqrt(np.square(v).sum(1)) for v in (x, near, x - near)]
         room.factors[:, 0] = step
         for b, (rho, eta, epsilon) in enumerate(zip(*norms, strict=True)):
-            known = factors_of(rho, eta, epsilon, h.shape[1], *most)
+            known = factors_of(rho, eta, epsilon, h.shape[1], *most.tolist())
             room.factors[b, 1:], room.limits[b] = known[:2], known[2:]
         _scan(copy, V, room)
 
@@ -111,11 +109,12 @@ def numbers(weight: torch.Tensor) -> torch.Tensor:
 
 def weigh(
     upper: Float32, high: float, slope: float, shift: float, cap: float, q: Float32, sums: Float64
-) -> None:
+) -> float:
     """Fill `q [rows]` with 2^(f slope + shift) where the bound is below high, 0 where not or -inf.
 
     f is the bound itself, or `cap tanh(bound / cap)` where cap is above 0. The exponent is held
-    within [-100, 100]; q errs by less than 1 in 10,000. `sums [blocks]` are the sums of q.
+    within [-100, 100]; q errs by less than 1 in 10,000. `sums [blocks]` are the sums of q; what
+    they add up to is returned.
     """
     f = upper.astype(np.float64)
     if cap > 0:
@@ -123,6 +122,7 @@ def weigh(
     inside = (upper < np.float32(high)) & (upper > -np.inf)
     q[:] = np.where(inside, np.exp2(np.clip(f * slope + shift, -100, 100)), 0)
     sums[:] = q.reshape(-1, BLOCK).sum(1, dtype=np.float64)
+    return float(sums.sum())
 
 
 def propose(q: Float32, sums: Float64, place: float) -> int:

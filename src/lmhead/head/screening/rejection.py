@@ -11,13 +11,14 @@ rounding of float64 sums.
 """
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from lmhead.errors import BadInput
-from lmhead.head.screening.bounds import Float32, Float64
+from lmhead.head.screening.bounds import Float32, Float64, Ints
 from lmhead.head.screening.query import Query
 from lmhead.head.screening.ranking import Scored, Transform
 
@@ -36,6 +37,73 @@ class Drawn(NamedTuple):
     fallback: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """What one state's rows are proposed from: exact weights of some rows, loose ones of others.
+
+    `exact [n]` are running sums over the rows `ids`; `loose [rows]` and its block sums are 0 at
+    rows that are among them. Weights are relative to exp(best / temperature).
+    """
+
+    query: Query
+    transform: Transform
+    temperature: float
+    best: float
+    ids: Ints
+    exact: Float64
+    loose: Float32
+    sums: Float64
+    total: float
+
+    def draw(self, generator: torch.Generator | None) -> tuple[int, int]:
+        """Return a token and how many were proposed; -1 where TRIES of them were rejected."""
+        known = float(self.exact[-1])
+        for proposals in range(1, TRIES + 1):
+            place, chance = torch.rand(2, dtype=torch.float64, generator=generator).tolist()
+            place *= self.total
+            if place < known:
+                return int(self.ids[self.exact.searchsorted(place, side="right")]), proposals
+            row = self.query.kernels.propose(self.loose, self.sums, place - known)
+            weight = float(self.loose[row])
+            if weight == 0:  # only by rounding, at the very edge of a block
+                continue
+            logit = float(self.transform(self.query.score(np.array([row])).z)[0])
+            if chance * weight < math.exp((logit - self.best) / self.temperature):
+                return row, proposals
+        return -1, TRIES
+
+
+def proposals(
+    query: Query,
+    touched: Scored,
+    transform: Transform,
+    temperature: float,
+    weights: Float32,
+    sums: Float64,
+) -> Proposals | None:
+    """Weigh the rows, in the room of `weights [rows]` and `sums [blocks]`.
+
+    `touched` holds rows that left the screen with their logits, not scores. None where the
+    temperature is so small that float32 weights are too coarse.
+    """
+    # Every row that could exceed the best of them is among these.
+    scored, cut = query.shortlist(SCORED_FIRST, 1, 0.0)
+    ids, y = Scored(scored.ids, transform(scored.z)).join(touched)
+    best = require_finite(float(y.max(initial=-np.inf)))
+    exact = np.cumsum(np.exp((y - best) / temperature))  # [n]
+
+    slope = _LOG2E * transform.factor / temperature
+    shift = -best * _LOG2E / temperature
+    # The exponent is a float32: 16 half-units for its roundings, 1e-3 for the series in `weigh`.
+    slack = 2.0**-20 * (query.reach * slope + abs(shift)) + 1e-3
+    if not slack <= _WIDEST:
+        return None
+    high, cap = float32_from(cut), transform.cap / transform.factor
+    loose = query.kernels.weigh(query.upper, high, slope, shift + slack, cap, weights, sums)
+    total = float(exact[-1]) + loose
+    return Proposals(query, transform, temperature, best, ids, exact, weights, sums, total)
+
+
 def draw(
     query: Query,
     touched: Scored,
@@ -45,56 +113,21 @@ def draw(
     sums: Float64,
     generator: torch.Generator | None,
 ) -> Drawn:
-    """Draw one token. `touched` holds rows that left the screen with their logits, not scores."""
-    # Every row that could exceed the best of them is among these.
-    scored, cut = query.shortlist(SCORED_FIRST, 1, 0.0)
+    """Draw one token: by proposals, or from all logits where these do not lead to one."""
+    made = proposals(query, touched, transform, temperature, weights, sums)
+    token, tried = (-1, 0) if made is None else made.draw(generator)
+    if token >= 0:
+        return Drawn(token, tried)
+    scored = query.everything()
     ids, y = Scored(scored.ids, transform(scored.z)).join(touched)
-    best = require_finite(float(y.max(initial=-np.inf)))
-    exact = np.cumsum(np.exp((y - best) / temperature))  # [n]
-    known = float(exact[-1])
-
-    slope = _LOG2E * transform.factor / temperature
-    shift = -best * _LOG2E / temperature
-    # The exponent is a float32: 16 half-units for its roundings, 1e-3 for the series in `weigh`.
-    slack = 2.0**-20 * (query.reach * slope + abs(shift)) + 1e-3
-    if not slack <= _WIDEST:
-        return _from_all(query, touched, transform, temperature, generator, 0, "temperature")
-    cap = transform.cap / transform.factor
-    query.kernels.weigh(query.upper, float32_from(cut), slope, shift + slack, cap, weights, sums)
-    total = known + float(sums.sum())
-
-    for proposals in range(1, TRIES + 1):
-        place, chance = torch.rand(2, dtype=torch.float64, generator=generator).tolist()
-        place *= total
-        if place < known:
-            return Drawn(int(ids[exact.searchsorted(place, side="right")]), proposals)
-        row = query.kernels.propose(weights, sums, place - known)
-        if weights[row] == 0:  # only by rounding, at the very edge of a block
-            continue
-        logit = float(transform(query.score(np.array([row])).z)[0])
-        if chance * float(weights[row]) < math.exp((logit - best) / temperature):
-            return Drawn(row, proposals)
-    return _from_all(query, touched, transform, temperature, generator, TRIES, "tries")
+    token = int(ids[pick(y, temperature, generator)])
+    return Drawn(token, tried, "temperature" if made is None else "tries")
 
 
 def float32_from(x: float) -> float:
     """Give the least float32 that is not below x: the same float32 numbers are below either."""
     near = float(np.float32(x))
     return near if near >= x else float(np.nextafter(np.float32(near), np.float32(np.inf)))
-
-
-def _from_all(
-    query: Query,
-    touched: Scored,
-    transform: Transform,
-    temperature: float,
-    generator: torch.Generator | None,
-    proposals: int,
-    why: str,
-) -> Drawn:
-    scored = query.everything()
-    ids, y = Scored(scored.ids, transform(scored.z)).join(touched)
-    return Drawn(int(ids[pick(y, temperature, generator)]), proposals, why)
 
 
 def pick(y: Float64, temperature: float, generator: torch.Generator | None) -> int:

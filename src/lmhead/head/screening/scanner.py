@@ -10,6 +10,7 @@ from torch import Tensor
 from lmhead.head.screening.bounds import (
     BLOCK,
     LARGEST,
+    Bools,
     Float32,
     Float64,
     Ints,
@@ -26,14 +27,12 @@ TOGETHER = 16
 
 
 class Best(NamedTuple):
-    """The k best rows of some states, `[B, k]` each, and how many rows were scored, `[B]`.
-
-    Where `rescored` is -1 the state is still open.
-    """
+    """The k best rows of some states, `[B, k]` each, as far as they are settled, `[B]`."""
 
     ids: Ints
     z: Float64
-    rescored: Ints
+    settled: Bools
+    rescored: int
 
 
 class Scanner:
@@ -75,16 +74,16 @@ class Scanner:
 
         Compiled loops only. What they cannot settle is left open.
         """
-        B = len(h)
-        best = Best(np.empty((B, k), np.int64), np.empty((B, k)), np.empty(B, np.int64))
+        B, rescored = len(h), 0
+        ids, z, settled = np.empty((B, k), np.int64), np.empty((B, k)), np.empty(B, np.bool_)
         for first in range(0, B, TOGETHER):
             part = slice(first, first + TOGETHER)
-            room = self._room(len(h[part]))
-            self.kernels.best(
-                self._copy, self._most, h[part], self._cap, V, room,
-                self.numbers, self.bias, k, *(out[part] for out in best),
+            some = h[part]
+            rescored += self.kernels.best(
+                self._copy, self._most, some, self._cap, V, self._room(len(some)),
+                self.numbers, self.bias, k, ids[part], z[part], settled[part],
             )  # fmt: skip
-        return best
+        return Best(ids, z, settled, rescored)
 
     def _query(self, h: Float32, n: int, V: int, room: Room) -> Query | None:
         error, reach = room.limits[n].tolist()
