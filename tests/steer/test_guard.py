@@ -120,8 +120,9 @@ def test_beams_keep_both_halves_of_the_cache(tiny: Tiny, family: str) -> None:
 def test_sequences_that_end_leave_the_batch(tiny: Tiny) -> None:
     model, v = tiny("llama"), vector(1, alpha=0.5)
     guarded = guard(model, v, kl_cap=0.2)
-    alone = [generate(p, guarded.model, max_tokens=14, stop="e")[0] for p in PROMPTS]
-    together = generate(PROMPTS, guarded.model, max_tokens=14, stop="e", batch_size=3)
+    stop = generate(PROMPTS[1], guarded.model, max_tokens=14)[0].text[2]  # ends the middle one
+    alone = [generate(p, guarded.model, max_tokens=14, stop=stop)[0] for p in PROMPTS]
+    together = generate(PROMPTS, guarded.model, max_tokens=14, stop=stop, batch_size=3)
     assert len({len(r.ids) for r in alone}) > 1
     assert [r.ids for r in together] == [r.ids for r in alone]
 

@@ -5,11 +5,25 @@ from typing import Annotated
 import typer
 
 from lmhead import __version__
-from lmhead.cli import count, generate, inspect, models, next, screen, steer, trim, verify
+from lmhead.cli import (
+    count,
+    detect,
+    generate,
+    inspect,
+    models,
+    next,
+    screen,
+    steer,
+    steer_eval,
+    steer_frontier,
+    steer_train,
+    trim,
+    verify,
+)
 
 app = typer.Typer(
     name="lmhead",
-    help="See, shrink, speed up and train through the last layer of a language model.",
+    help="See, shrink, speed up, train through and steer the last layer of a language model.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -32,7 +46,7 @@ def _options(
         bool, typer.Option("--debug", help="Show the traceback of an error (works anywhere).")
     ] = False,
 ) -> None:
-    """See, shrink, speed up and train through the last layer of a language model."""
+    """See, shrink, speed up, train through and steer the last layer of a language model."""
 
 
 app.command("inspect")(inspect.inspect)
@@ -40,7 +54,11 @@ app.command("next")(next.next_)
 app.command("generate")(generate.generate)
 app.command("screen")(screen.screen)
 app.command("trim")(trim.trim)
+steer.app.command("train")(steer_train.train)
+steer.app.command("eval")(steer_eval.eval_)
+steer.app.command("frontier")(steer_frontier.frontier)
 app.add_typer(steer.app)
+app.command("detect")(detect.detect)
 app.command("verify")(verify.verify)
 app.command("count")(count.count)
 app.command("models")(models.models)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmhead.cli.options import Chat, Json, Model, parse_order, read_prompt
+from lmhead.cli.options import Chat, Json, Model, parse_order, read_prompt, read_prompts
 from lmhead.cli.sampling import with_controls
 from lmhead.cli.steer import Alpha, Budget, Steering, note_guard
 from lmhead.errors import BadInput
@@ -100,7 +100,7 @@ def generate(
             "the engine max runs a model as one graph, which cannot be steered; leave it out"
         )
     steering = Steering.of(steer or (), alpha, budget, kl_cap)
-    texts = [read_prompt(prompt or "")] if prompts is None else _read_prompts(prompts)
+    texts = [read_prompt(prompt or "")] if prompts is None else read_prompts(prompts)
     from lmhead.cli import render
     from lmhead.generation import generate as run
     from lmhead.generation.api import params_of
@@ -154,32 +154,6 @@ def _stream(text: str, loaded: "Loaded", options: dict[str, Any], controls: dict
     finally:  # Ctrl-C keeps what was written
         sys.stdout.write("\n")
         sys.stdout.flush()
-
-
-def _read_prompts(path: Path) -> list[str]:
-    import json
-
-    if str(path) == "-":
-        lines = read_prompt("-").split("\n")
-    else:
-        try:
-            lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"cannot read the prompts of {path}: {error}") from error
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        value: Any = line
-        if path.suffix == ".jsonl":
-            try:
-                value = json.loads(line)["prompt"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise BadInput(
-                    f'line {number} of {path} is no JSON object with a "prompt": {line[:60]!r}'
-                ) from error
-        if not isinstance(value, str) or not value:
-            raise BadInput(f"line {number} of {path} is empty; expected one prompt per line")
-        prompts.append(value)
-    return prompts
 
 
 def _lines(

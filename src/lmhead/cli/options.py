@@ -1,7 +1,8 @@
 """Options that several commands share, spelled once."""
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -32,6 +33,33 @@ def read_prompt(prompt: str) -> str:
     if not prompt:
         raise BadInput("the prompt is empty; expected some text, or - with text on stdin")
     return prompt
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Return the prompts of a file, one per line or JSON lines, from stdin when it is `-`."""
+    import json
+
+    if str(path) == "-":
+        lines = read_prompt("-").split("\n")
+    else:
+        try:
+            lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"cannot read the prompts of {path}: {error}") from error
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        value: Any = line
+        if path.suffix == ".jsonl":
+            try:
+                value = json.loads(line)["prompt"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise BadInput(
+                    f'line {number} of {path} is no JSON object with a "prompt": {line[:60]!r}'
+                ) from error
+        if not isinstance(value, str) or not value:
+            raise BadInput(f"line {number} of {path} is empty; expected one prompt per line")
+        prompts.append(value)
+    return prompts
 
 
 def _stdin() -> str:

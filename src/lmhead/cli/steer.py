@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmhead.cli.options import Json, Model
+from lmhead.cli.options import Json, Model, read_prompts
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
 
@@ -50,6 +50,10 @@ def check(
     model: Model = DEFAULT_MODEL,
     alpha: Alpha = None,
     budget: Budget = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", help="Texts to measure on, one per line; 24 plain sentences."),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw delta over the vocabulary into a .png.")
     ] = None,
@@ -75,6 +79,7 @@ def check(
         from lmhead.cli.steer_plot import check_plot
 
         check_plot(plot)
+    texts = None if prompts is None else read_prompts(prompts)
     loaded = load(model, progress=render.progress)
     added = steering(torch_body(loaded), vectors)
     with noted():
@@ -84,7 +89,7 @@ def check(
     certificate = None
     if set(added) == {HEAD}:
         certificate = certify(loaded.head, vectors[0], budget=budget)
-    found = audit(loaded, vectors, progress=render.progress)
+    found = audit(loaded, vectors, texts, progress=render.progress)
     verdict = _verdict(loaded, vectors, budget, certificate, found)
     if plot is not None:
         from lmhead.cli.steer_plot import draw

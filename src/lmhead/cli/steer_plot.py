@@ -64,14 +64,14 @@ def draw(
     left.set(xlabel="token id", ylabel="delta logit, less its mean", xlim=(0, len(delta)))
     left.margins(y=0.12)
     left.set_ylim(top=float(delta.max()) + 0.3 * spread)  # room for the legend
-    left.set_title("delta over the vocabulary", loc="left", fontsize=10)
+    left.set_title("delta over the vocabulary, where it does most", loc="left", fontsize=10)
     _legend(
         left,
         [(f"as it is: range {spread:.3g}", _RED)]
         + ([(f"with --budget {limit:g}", _BLUE)] if m < 1 else []),
     )
     _bars(right, loaded, worst.z, worst.delta, m, limit)
-    context = worst.context if len(worst.context) < 48 else "..." + worst.context[-45:]
+    context = worst.context if len(worst.context) < 30 else "..." + worst.context[-27:]
     right.set_title(f"next token after “{_plain(context)}”", loc="left", fontsize=10)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
@@ -88,17 +88,15 @@ def _name_tokens(axes: Any, loaded: "Loaded", delta: Any) -> None:
     import torch
 
     V = len(delta)
-    step = float(delta.max() - delta.min()) * 0.055
+    step = float(delta.max() - delta.min()) * 0.05
+    taken: list[tuple[int, float]] = []
     for largest in (True, False):
         best = torch.topk(delta, min(_NAMED, V), largest=largest)
-        place: float | None = None
         for i, y in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-            # names below one another, so that none hides another
-            place = (
-                y
-                if place is None
-                else (min if largest else max)(y, place - step if largest else place + step)
-            )
+            place = y
+            while any(abs(i - x) < 0.15 * V and abs(place - other) < step for x, other in taken):
+                place += step if largest else -step  # so that no name hides another
+            taken.append((i, place))
             on_left = i > 0.8 * V
             axes.annotate(
                 _plain(loaded.token_text(i)),
@@ -107,6 +105,7 @@ def _name_tokens(axes: Any, loaded: "Loaded", delta: Any) -> None:
                 fontsize=8,
                 ha="right" if on_left else "left",
                 va="center",
+                arrowprops={"arrowstyle": "-", "color": _GREY, "lw": 0.5},
             )
 
 

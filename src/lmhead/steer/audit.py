@@ -72,6 +72,7 @@ class Audit:
     direct_range: float
     direct_correlation: float
     worst: Worst
+    kl: Tensor = field(repr=False)  # of every position, prompt by prompt
     mean_delta: Tensor = field(repr=False)  # [V]
 
     @property
@@ -142,14 +143,14 @@ def audit(
     for vector in added.values():
         if len(vector) == model.head.hidden_size:  # else no direct path leads to the head
             direct += project(model.head, vector)[:V]
-    mean = tally.mean()
+    mean, kl = tally.mean(), torch.cat(tally.kl)
     return Audit(
         prompts=len(texts),
         positions=tally.positions,
         delta=tally.delta(),
         kl_max=tally.worst.kl,
-        kl_mean=float(torch.cat(tally.kl).mean()),
-        kl_median=float(torch.cat(tally.kl).median()),
+        kl_mean=float(kl.mean()),
+        kl_median=float(kl.median()),
         flips=tally.flips / tally.positions,
         perplexity=tally.perplexity(),
         distinct_2=(_mean(distinct_2, both[0]), _mean(distinct_2, both[1])),
@@ -158,6 +159,7 @@ def audit(
         direct_range=float(direct.max() - direct.min()),
         direct_correlation=_correlation(direct, mean),
         worst=tally.worst,
+        kl=kl,
         mean_delta=mean,
     )
 

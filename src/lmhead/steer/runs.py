@@ -40,7 +40,7 @@ class Runs:
     layer: int | str
     encoded: list[tuple[list[int], int]]
     x: list[Tensor]  # [T, d] each
-    _unsteered: dict[int, Tensor] = field(default_factory=dict)  # h of a text, [T, d]
+    _unsteered: list[Tensor] = field(default_factory=list)  # h of every text, [T, d] each
 
     @classmethod
     def read(
@@ -79,6 +79,20 @@ class Runs:
         return result
 
     @torch.no_grad()
+    def unsteered(self) -> list[Tensor]:
+        """Return h of every text without a vector, `[T, d]` each; computed when first asked for.
+
+        Always in the same batches, so that a training that resumes gets the same bits.
+        """
+        if not self._unsteered:
+            self._unsteered = [torch.zeros(0)] * len(self)
+            for run in self.chunks(range(len(self))):
+                h = run.run(None)
+                for b, i in enumerate(run.indices):
+                    self._unsteered[i] = h[b, : int(run.lengths[b])].clone()
+        return self._unsteered
+
+    @torch.no_grad()
     def compare(self, added: Tensor, texts: int | None = None) -> tuple[Tensor, Tensor]:
         """Return h without and with the vector at all tokens of the first `texts`, `[P, d]`."""
         before, after = [], []
@@ -112,12 +126,7 @@ class Run:
 
     def unsteered(self) -> Tensor:
         """Return h without a vector, `[B, T, d]`; it is computed once for every text."""
-        known = self.runs._unsteered
-        if any(i not in known for i in self.indices):
-            with torch.no_grad():
-                h = self.run(None)
-            for b, i in enumerate(self.indices):
-                known[i] = h[b, : int(self.lengths[b])].clone()
+        known = self.runs.unsteered()
         found = [known[i] for i in self.indices]
         return torch.nn.utils.rnn.pad_sequence(found, batch_first=True)
 

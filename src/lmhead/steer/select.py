@@ -24,6 +24,7 @@ METHODS: dict[str, Method] = {
 }
 BLENDED = 8  # how many of the best linear detectors are added up
 FOLDS, REPEATS = 4, 5
+_LEAST = 1e-3
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def blend(known: Known, layers: Sequence[int | str], seed: int) -> Blend:
     both = torch.stack([total, (known.logprob_held_out - mean) / spread], 1)  # [N, 2]
     weights = linear.logistic(both, y, l2=0.01)
     main, other = weights.direction.tolist()
-    main = max(main, 0.0)  # parts that point the wrong way are left out rather than turned round
+    main = max(main, _LEAST)  # parts that point the wrong way fade out; they are not turned round
     bias = (weights.bias - other * mean / spread) / len(terms)
     return Blend(
         {k: Linear(t.direction * main, t.bias * main + bias) for k, t in terms.items()},

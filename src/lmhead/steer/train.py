@@ -147,8 +147,6 @@ def linear_vector(
         detector = {"kind": "linear"}
         metrics |= {"validation_auroc": aurocs[str(layer)], "layers": aurocs}
     card = _card(data, parts, model, request, metrics)
-    if float(found.direction.norm()) == 0:
-        raise BadInput(f"nothing in {data.name} tells true from false; give more labels")
     return SteeringVector(
         found.direction, layer, 1.0, replace(card, detector={**detector, "bias": found.bias})
     )

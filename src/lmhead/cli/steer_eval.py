@@ -1,0 +1,86 @@
+"""`lmhead steer eval`: whether a vector does its job on rows it has not seen."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lmhead.cli.options import Json, Model
+from lmhead.cli.steer_train import DataFile
+from lmhead.models.registry import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from lmhead.steer.evaluate import Detected, Steered
+    from lmhead.steer.metrics import Interval
+
+
+def eval_(
+    vector: Annotated[Path, typer.Argument(metavar="VECTOR", help="A .safetensors vector.")],
+    data: DataFile,
+    model: Model = DEFAULT_MODEL,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the split; that of the vector's card, if not given.")
+    ] = None,
+    test: Annotated[
+        float | None, typer.Option(help="The share held out; the card's, if not given.")
+    ] = None,
+    seen: Annotated[
+        bool, typer.Option("--seen", help="Allow rows that the vector was trained on.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Evaluate a vector on held-out rows, beside simpler ways and beside what else it does."""
+    from lmhead.cli import render
+    from lmhead.loading import load
+    from lmhead.steer import SteeringVector
+    from lmhead.steer.data import read
+    from lmhead.steer.evaluate import Detected, evaluate
+
+    loaded_vector, rows = SteeringVector.load(vector), read(data)
+    loaded = load(model, progress=render.progress)
+    result = evaluate(
+        loaded_vector, rows, loaded, seed=seed, test=test, seen=seen, progress=render.progress
+    )
+    if json:
+        render.print_json(result.to_dict())
+    elif isinstance(result, Detected):
+        _show_detected(result, str(loaded_vector.card.method))
+    else:
+        _show_steered(result)
+
+
+def _interval(found: "Interval") -> tuple[str, str]:
+    return f"{found.value:.3f}", f"{found.low:.3f} to {found.high:.3f}"
+
+
+def _show_detected(result: "Detected", method: str) -> None:
+    from lmhead.cli import render
+
+    title = f"{result.data}, {result.rows:,} test rows, seed {result.seed}"
+    table = render.table("detector", "labels", "layer", "AUROC", "95 %", title=title)
+    table.add_row(f"[bold]this vector ({method})[/bold]", "", "", *_interval(result.auroc))
+    table.add_section()
+    for b in result.baselines:
+        layer = "" if b.layer is None else str(b.layer)
+        table.add_row(b.name, f"{b.labels:,}", layer, *_interval(b.auroc))
+    render.out().print(table)
+    if result.surface_solves:
+        render.out().print(
+            "[yellow]The form of the texts alone tells the classes apart here: no detector shows "
+            "on these data that it knows more.[/yellow]"
+        )
+
+
+def _show_steered(result: "Steered") -> None:
+    from lmhead.cli import render
+
+    found = result.audit
+    facts = render.Facts(f"{result.data}, {result.pairs:,} held-out pairs, seed {result.seed}")
+    value, interval = _interval(result.gain)
+    facts("log-odds of true endings", f"{value} more than {result.log_odds:.3f} (95 %: {interval})")
+    facts("true ending likelier", " -> ".join(render.percent(share) for share in result.right))
+    facts("neutral text: KL", f"max {found.kl_max:.3f}, median {found.kl_median:.4f} nat")
+    facts("best token changed", render.percent(found.flips))
+    facts("perplexity", " -> ".join(f"{p:.2f}" for p in found.perplexity))
+    facts("distinct-2", " -> ".join(f"{p:.3f}" for p in found.distinct_2))
+    facts.print()

@@ -1,0 +1,113 @@
+"""`lmhead steer frontier`: what safety costs, over constraints and budgets."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lmhead.cli.options import Json, Model
+from lmhead.cli.steer_train import (
+    DataFile,
+    For,
+    Job,
+    Labels,
+    Layer,
+    TestShare,
+    Unlabelled,
+    Validation,
+    parse_layer,
+)
+from lmhead.models.registry import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from lmhead.steer.frontier import Frontier
+
+
+def frontier(
+    data: DataFile,
+    model: Model = DEFAULT_MODEL,
+    job: For = Job.detect,
+    layer: Layer = "auto",
+    labels: Labels = 32,
+    unlabelled: Unlabelled = 0,
+    validation: Validation = 100,
+    test: TestShare = 0.25,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to average over.")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, help="Of each stage of a detector.")] = 20,
+    on_test: Annotated[
+        bool, typer.Option("--on-test", help="Measure on the test rows, once all is chosen.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw effect against harm into a .png.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train under every constraint and budget; show effect against harm."""
+    chosen = parse_layer(layer)
+    from lmhead.cli import render
+    from lmhead.loading import load
+    from lmhead.steer import frontier as room
+    from lmhead.steer.data import read
+    from lmhead.steer.train import Request
+    from lmhead.steer.tsv import Settings
+
+    if plot is not None:
+        room.check_plot(plot)
+    request = Request(
+        job=job.value,
+        method="tsv" if job is Job.detect else "auto",
+        layer=chosen,
+        labels=labels,
+        unlabelled=unlabelled,
+        validation=validation,
+        test=test,
+        settings=Settings(epochs=epochs),
+    )
+    rows = read(data)
+    loaded = load(model, progress=render.progress)
+    result = room.frontier(
+        rows,
+        loaded,
+        request,
+        settings=room.SETTINGS if job is Job.detect else room.STEERING,
+        seeds=range(seeds),
+        on_test=on_test,
+        progress=render.progress,
+    )
+    if plot is not None:
+        room.plot(result, plot)
+    if json:
+        render.print_json(result.to_dict())
+    else:
+        _show(result)
+
+
+def _show(result: "Frontier") -> None:
+    from lmhead.cli import render
+
+    effect = result.measure
+    table = render.table(
+        "constraint",
+        effect,
+        "max delta",
+        "max KL",
+        "median KL",
+        "flips",
+        title=f"layer {result.layer}",
+    )
+    for p in result.means():
+        table.add_row(
+            p.name,
+            f"{p.effect:.3f}",
+            f"{p.max_delta:.2f}",
+            f"{p.max_kl:.3f}",
+            f"{p.median_kl:.4f}",
+            render.percent(p.flips),
+        )
+    render.out().print(table)
+    for p in result.means():
+        render.out().print(f"{p.name}: {p.text!r}", markup=False)
+    if best := result.best_within(0.5):
+        render.out().print(
+            f"most effect with max KL within 0.5 nat: {best.name}, {best.effect:.3f}"
+        )

@@ -1,0 +1,215 @@
+"""`lmhead steer train`: a vector from data, to detect or to steer."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lmhead.cli.options import Json, Model
+from lmhead.errors import BadInput
+from lmhead.models.registry import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from lmhead.steer import SteeringVector
+
+
+class Job(StrEnum):
+    """What a vector is for."""
+
+    detect = "detect"
+    steer = "steer"
+
+
+DataFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATA",
+        help="A .csv or .jsonl file (statement and label; question, answer and label; prompt, "
+        "true and false; TruthfulQA's own), or builtin.",
+    ),
+]
+For = Annotated[
+    Job, typer.Option("--for", help="Tell true from false, or move the text that is generated.")
+]
+Layer = Annotated[
+    str, typer.Option("--layer", help="A block's index from 0, head, or auto.", metavar="LAYER")
+]
+Labels = Annotated[int, typer.Option("--labels", help="How many labelled rows to train on.")]
+Unlabelled = Annotated[
+    int, typer.Option("--unlabelled", min=0, help="How many rows at most, whose labels are hidden.")
+]
+Validation = Annotated[
+    int,
+    typer.Option(
+        "--validation", min=0, help="How many labelled rows to choose by; 0 chooses by folds."
+    ),
+]
+TestShare = Annotated[
+    float, typer.Option("--test", help="The share of the data that is held out from all this.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="It decides the split and the training.")]
+
+
+def parse_layer(layer: str) -> int | str:
+    """Return a block's index, or `head` or `auto`."""
+    if layer in ("head", "auto"):
+        return layer
+    try:
+        return int(layer)
+    except ValueError:
+        raise BadInput(
+            f"the layer is {layer!r}; expected a block's index, 'head' or 'auto'"
+        ) from None
+
+
+def train(
+    data: DataFile,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="VECTOR", help="The .safetensors to write.")
+    ],
+    model: Model = DEFAULT_MODEL,
+    job: For = Job.detect,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="tsv, mean-diff, pca, probe or auto to detect; gradient, mean-diff, pca, probe "
+            "or auto to steer."
+        ),
+    ] = "auto",
+    layer: Layer = "auto",
+    labels: Labels = 32,
+    unlabelled: Unlabelled = 500,
+    validation: Validation = 100,
+    test: TestShare = 0.25,
+    seed: Seed = 0,
+    alpha: Annotated[float, typer.Option(help="tsv: the strength it is trained with.")] = 5.0,
+    epochs: Annotated[int, typer.Option(min=1, help="tsv: of each of its two stages.")] = 20,
+    kl: Annotated[
+        float,
+        typer.Option(
+            help="Weight of KL at the model's true output.", rich_help_panel="Constraints"
+        ),
+    ] = 0.0,
+    excess: Annotated[
+        float,
+        typer.Option(
+            help="Weight of the largest changes of logits beyond the threshold.",
+            rich_help_panel="Constraints",
+        ),
+    ] = 0.0,
+    mean: Annotated[
+        float,
+        typer.Option(
+            help="Weight of the mean of alpha * W v beyond the threshold, for comparison.",
+            rich_help_panel="Constraints",
+        ),
+    ] = 0.0,
+    threshold: Annotated[
+        float, typer.Option(help="In logits, of both.", rich_help_panel="Constraints")
+    ] = 2.0,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            help="The largest range of delta: certified at the layer head, measured elsewhere.",
+            rich_help_panel="Constraints",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train a vector, choosing on validation rows only, and write it with its card.
+
+    A training that was killed goes on where it was, when called again in the same way.
+    """
+    if out.suffix != ".safetensors":  # before minutes of work, not after
+        raise BadInput(f"the vector's file is {out.name}; expected a name in .safetensors")
+    chosen = parse_layer(layer)
+    from lmhead.cli import render
+    from lmhead.loading import load
+    from lmhead.steer.constraints import Constraints
+    from lmhead.steer.data import read
+    from lmhead.steer.train import Request
+    from lmhead.steer.train import train as run
+    from lmhead.steer.tsv import Settings
+
+    request = Request(
+        job=job.value,
+        method=method,
+        layer=chosen,
+        labels=labels,
+        unlabelled=unlabelled,
+        validation=validation,
+        test=test,
+        seed=seed,
+        settings=Settings(alpha=alpha, epochs=epochs),
+        constraints=Constraints(
+            kl=kl, excess=excess, mean=mean, threshold=threshold, budget=budget
+        ),
+    )
+    rows = read(data)
+    if job is Job.detect:
+        request.split(rows)  # what is wrong with the data is said before the model is loaded
+    loaded = load(model, progress=render.progress)
+    checkpoint = out.with_name(f".{out.name}.training")
+    vector = run(
+        rows,
+        loaded,
+        request,
+        checkpoint=checkpoint,
+        progress=render.progress,
+        report=lambda told: render.note(_line(told)),
+    )
+    vector.save(out)
+    checkpoint.unlink(missing_ok=True)
+    if json:
+        about = vector.to_dict()
+        about["data"] = {k: v for k, v in about["data"].items() if k != "sha256"}
+        render.print_json({"out": str(out), **{k: about[k] for k in _TOLD}})
+    else:
+        _show(vector, out)
+
+
+_TOLD = (
+    "layer",
+    "alpha",
+    "job",
+    "model",
+    "method",
+    "budget",
+    "certificate",
+    "data",
+    "seed",
+    "metrics",
+)
+
+
+def _line(told: dict[str, float]) -> str:
+    """Write what a training tells after an epoch."""
+    names = {"loss": "loss", "auroc": "validation AUROC", "max_delta": "max delta", "max_kl": "KL"}
+    parts = [f"{names[k]} {told[k]:.3f}" for k in names if k in told]
+    return f"epoch {told['epoch']:.0f}: {', '.join(parts)}"
+
+
+def _show(vector: "SteeringVector", out: Path) -> None:
+    from lmhead.cli import render
+
+    card = vector.card
+    facts = render.Facts(f"{card.method}, to {card.job}")
+    facts("layer", str(vector.layer))
+    facts("alpha", f"{vector.alpha:.4g}")
+    if card.budget is not None:
+        kind = "certified" if vector.layer == "head" else "measured on neutral prompts"
+        facts("budget", f"{card.budget:g} logits, {kind}")
+    if card.certificate is not None:
+        facts("range", f"{card.certificate['range']:.4g} logits in every context")
+    if (found := card.metrics.get("validation_auroc")) is not None:
+        facts("AUROC", f"{found:.3f} on what it was chosen by ({card.metrics['chosen_on']})")
+    if (gain := card.metrics.get("training_log_odds_gain")) is not None:
+        facts("log-odds", f"{gain:+.3f} on the training pairs")
+    facts("data", f"{card.data['source']}, seed {card.seed}: {_counts(card.data['split'])}")
+    facts("written", str(out))
+    facts.print()
+
+
+def _counts(split: dict[str, int]) -> str:
+    return ", ".join(f"{n:,} {name}" for name, n in split.items() if name != "seed")

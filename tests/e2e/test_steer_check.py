@@ -1,0 +1,193 @@
+"""`lmhead steer check`, `steer convert` and `generate --steer` as people call them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmhead.cli import run
+from lmhead.head import LMHead
+from lmhead.steer import HEAD, Card, SteeringVector, alpha_for, save_control_vector
+
+pytestmark = pytest.mark.model
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = run([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def made(path: Path, layer: int | str, alpha: float, d: int = 576, **card: Any) -> Path:
+    v = torch.randn(d, generator=torch.Generator().manual_seed(0))
+    return SteeringVector(v / v.norm(), layer, alpha, Card(**card)).save(path)
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("The train leaves twice an hour.\nShe sat down to read the letter.\n")
+    return path
+
+
+def test_check_at_the_head(
+    smollm2: Path, tmp_path: Path, few: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = made(tmp_path / "v.safetensors", HEAD, 20.0)
+    plot = tmp_path / "new" / "v.png"
+    check = ("steer", "check", path, "-m", smollm2, "--prompts", few, "--budget", 2)
+    code, out, err = call(capsys, *check, "--json", "--plot", plot)
+    assert code == 1, err
+    told = json.loads(out)
+    certificate, audit = told["certificate"], told["audit"]
+    assert {"range", "kl_bound", "tv_bound", "max_alpha"} <= certificate.keys()
+    v = SteeringVector.load(path)
+    assert certificate["max_alpha"] == pytest.approx(
+        alpha_for(LMHead.from_pretrained(smollm2), v, 2.0), rel=1e-6
+    )
+    assert told["within_budget"] is False
+    assert audit["delta"]["range"] == pytest.approx(certificate["range"], rel=1e-4)
+    assert audit["kl_max"] <= certificate["kl_bound"]
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+
+    alpha = certificate["max_alpha"]
+    code, out, err = call(capsys, *check, "--alpha", alpha)
+    assert code == 0, err
+    assert "within budget: range 2 <= 2, whatever the text" in out
+    assert "Certificate: at most, for every possible text" in out
+    assert "raised most" in out
+
+
+def test_check_at_a_block(
+    smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = made(tmp_path / "v.safetensors", 15, 100.0, budget=3.0, head_sha256="ab" * 32)
+    code, out, err = call(capsys, "steer", "check", path, "-m", smollm2)
+    assert code == 1, err
+    assert "over budget: range" in out
+    assert "measured on 24 prompts" in out
+    assert "Certificate" not in out
+    assert "was made for the head abababab" in err
+    assert "the direct path does not tell" in " ".join(err.split())
+
+
+def test_generate_steered(
+    smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wild = made(tmp_path / "v.safetensors", 15, 200.0)
+    control = save_control_vector(SteeringVector.load(wild), tmp_path / "v.gguf")
+    prompt = ("generate", "The capital of France is", "-m", smollm2, "-n", 12)
+    _, plain, _ = call(capsys, *prompt, "--engine", "dense")
+    code, collapsed, err = call(capsys, *prompt, "--steer", wild)
+    assert code == 0, err
+    assert collapsed != plain
+    assert call(capsys, *prompt, "--steer", control)[1] == collapsed
+    code, guarded, err = call(capsys, *prompt, "--steer", wild, "--kl-cap", 0.1)
+    assert code == 0, err
+    assert "Paris" in guarded
+    assert "guard: held back" in err
+    code, out, err = call(capsys, *prompt, "--steer", control, "--budget", 1.5, "--json")
+    assert code == 0, err
+    told = json.loads(out)["steering"]
+    assert told["layers"] == [15]
+    assert 0 < told["guard"]["max_range"] <= 1.5
+    assert told["guard"]["tokens"] == 12
+
+
+def test_a_budget_at_the_head_needs_no_guard(
+    smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = made(tmp_path / "v.safetensors", HEAD, 500.0, job="detect")
+    prompt = ("generate", "The capital of France is", "-m", smollm2, "-n", 8, "--json")
+    code, out, err = call(capsys, *prompt, "--steer", path)
+    assert code == 0
+    assert "made to detect" in err
+    wild = json.loads(out)["generations"][0]["text"]
+    code, out, err = call(capsys, *prompt, "--steer", path, "--budget", 1)
+    assert code == 0
+    assert "made to detect" not in err
+    told = json.loads(out)
+    assert told["steering"]["guard"] is None
+    assert told["generations"][0]["text"] != wild
+
+
+def test_convert_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = made(tmp_path / "a.safetensors", 3, 1.0), made(tmp_path / "b.safetensors", 7, 2.5)
+    both = tmp_path / "both.gguf"
+    code, out, err = call(capsys, "steer", "convert", a, b, "-o", both, "--hint", "llama")
+    assert code == 0, err
+    assert "layer 3, 7" in "".join(out.splitlines())
+    back = tmp_path / "back.safetensors"
+    code, _, err = call(capsys, "steer", "convert", both, "-o", back)
+    assert code == 2
+    assert "--layer N" in err
+    assert not back.exists()
+    code, _, _ = call(capsys, "steer", "convert", both, "-o", back, "--layer", 7)
+    assert code == 0
+    assert torch.equal(SteeringVector.load(back).added, SteeringVector.load(b).added)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--alpha", "0"], "alpha is 0.0; expected a positive number"),
+        (["--alpha", "-1"], "alpha is -1.0"),
+        (["--budget", "-2"], "the budget is -2.0"),
+        (["--plot", "x.pdf"], "expected a name in .png"),
+    ],
+)
+def test_a_wrong_check_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    path = made(tmp_path / "v.safetensors", HEAD, 1.0)
+    code, out, err = call(capsys, "steer", "check", path, *options)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "message"),
+    [
+        (HEAD, 5, "the vector has width 5, but the model's states at layer head have 576"),
+        (3, 5, "the vector has width 5, but the model's states at layer 3 have 576"),
+        (30, 576, "the layer is 30, but the model has 30 blocks; expected 0 to 29"),
+    ],
+)
+def test_a_vector_of_another_model(
+    smollm2: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    layer: int | str,
+    size: int,
+    message: str,
+) -> None:
+    path = made(tmp_path / "v.safetensors", layer, 1.0, size)
+    for command in (["steer", "check", path], ["generate", "Hi", "--steer", path]):
+        code, out, err = call(capsys, *command, "-m", smollm2)
+        assert (code, out) == (2, ""), err
+        assert message in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--alpha", "2"], "--alpha is given without a vector; add --steer VECTOR"),
+        (["--kl-cap", "2"], "--kl-cap is given without a vector"),
+        (["--steer", "none.safetensors"], "there is no vector at none.safetensors"),
+    ],
+)
+def test_a_wrong_generate_is_one_line(
+    capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    code, out, err = call(capsys, "generate", "Hi", *options)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_max_cannot_be_steered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made(tmp_path / "v.safetensors", 3, 1.0)
+    code, _, err = call(capsys, "generate", "Hi", "--steer", path, "--engine", "max")
+    assert code == 2
+    assert "cannot be steered" in err

@@ -1,0 +1,116 @@
+"""Figures beside their baselines, on rows that the vector has not seen."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmhead.errors import BadInput
+from lmhead.loading import Model, load
+from lmhead.steer import pairs
+from lmhead.steer.baselines import surface
+from lmhead.steer.builtin import builtin
+from lmhead.steer.data import Data, Row, split_pairs
+from lmhead.steer.evaluate import Detected, Steered, evaluate
+from lmhead.steer.metrics import auroc_interval, mean_interval
+from lmhead.steer.pairs import PairRuns
+from lmhead.steer.train import Request, train
+
+Tiny = Callable[[str], Model]
+SMALL: dict[str, Any] = {"labels": 8, "unlabelled": 12, "validation": 10}
+
+
+@pytest.fixture
+def data() -> Data:
+    pairs = tuple(p for p in builtin().pairs if len(p.prompt) < 30)[::4]
+    return Data("some", tuple(row for p in pairs for row in p.rows), pairs)
+
+
+def test_a_detector_stands_beside_its_baselines(tiny: Tiny, data: Data) -> None:
+    model = tiny("llama")
+    vector = train(data, model, method="probe", seed=2, **SMALL)
+    found = evaluate(vector, data, model)
+    assert isinstance(found, Detected)
+    assert found.seed == 2
+    assert found.rows == len(Request(seed=2, **SMALL).split(data).test)
+    assert [b.name for b in found.baselines] == [
+        "perplexity", "surface", "mean-diff", "probe", "probe, all labels",
+    ]  # fmt: skip
+    # The probe baseline is the same training on the same split.
+    assert found.baselines[3].auroc == found.auroc
+    assert found.baselines[3].labels == 8
+    assert found.baselines[4].labels > 20
+    assert set(found.to_dict()) >= {"auroc", "baselines", "surface_solves"}
+
+
+def test_seen_rows_are_refused_unless_told(tiny: Tiny, data: Data) -> None:
+    model = tiny("llama")
+    vector = train(data, model, method="probe", layer=1, **SMALL)
+    with pytest.raises(BadInput, match=r"was trained on .* of these"):
+        evaluate(vector, data, model, seed=1)
+    assert isinstance(evaluate(vector, data, model, seed=1, seen=True), Detected)
+
+
+def test_data_that_form_alone_solves_is_named(tiny: Tiny) -> None:
+    words = ["ant", "bee", "cow", "dog", "eel", "fox", "gnu", "hen", "ibis", "jay"]
+    rows = [Row(f"{a} {b}" + (" and more." if i % 2 else "."), i % 2)
+            for i, (a, b) in enumerate((a, b) for a in words for b in words)]  # fmt: skip
+    data = Data("long ones are true", tuple(rows))
+    model = tiny("llama")
+    vector = train(data, model, method="probe", layer=1, **SMALL)
+    found = evaluate(vector, data, model)
+    assert isinstance(found, Detected)
+    assert found.surface_solves
+    even = Data("builtin", builtin().rows)
+    assert surface(even.rows[:4]).shape == (4, 8)
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    g = torch.Generator().manual_seed(0)
+    inside = 0
+    for trial in range(60):
+        found = mean_interval(torch.randn(50, generator=g), seed=trial, resamples=300)
+        inside += found.low <= 0 <= found.high
+    assert 50 <= inside <= 60
+    y = torch.arange(80) % 2
+    sure = auroc_interval(y.float(), y)
+    assert (sure.value, sure.low, sure.high) == (1.0, 1.0, 1.0)
+    chance = auroc_interval(torch.randn(80, generator=g), y)
+    assert chance.low < 0.5 < chance.high
+
+
+def test_a_steering_vector_is_evaluated_on_held_out_pairs(
+    tiny: Tiny, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairs, "NEUTRAL", ("a plain text.", "and another one, as plain."))
+    audit_module = sys.modules["lmhead.steer.audit"]  # the room gives its name to the function
+    monkeypatch.setattr(audit_module, "NEUTRAL", ("a plain text.", "and another one."))
+    model = tiny("llama")
+    vector = train(data, model, job="steer", method="mean-diff", layer=1)
+    found = evaluate(vector, data, model)
+    assert isinstance(found, Steered)
+    _, held = split_pairs(data.pairs, 0)
+    runs = PairRuns.read(model, held, 1)
+    gain = runs.log_odds(model.head, vector.added) - runs.log_odds(model.head, None)
+    assert found.gain.value == pytest.approx(float(gain.mean()), abs=1e-5)
+    assert found.pairs == len(held)
+    assert found.audit.delta.range <= 2.5
+    assert set(found.to_dict()) >= {"gain", "right", "neutral", "log_odds"}
+    with pytest.raises(BadInput, match="was trained on"):
+        evaluate(vector, data, model, seed=5)
+
+
+@pytest.mark.model
+def test_truth_has_a_direction_in_the_real_model(smollm2: Path) -> None:
+    """Learned on some tables of facts, it moves held-out pairs the right way."""
+    model = load(smollm2)
+    train_, held = split_pairs(builtin().pairs[::3], seed=0)
+    known = PairRuns.read(model, train_, 15)
+    x = torch.stack([x[-1] for x in known.runs.x])
+    v = x[: known.count].mean(0) - x[known.count :].mean(0)
+    runs = PairRuns.read(model, held, 15)
+    gain = runs.log_odds(model.head, 2 * v / v.norm()) - runs.log_odds(model.head, None)
+    assert mean_interval(gain).low > 0
