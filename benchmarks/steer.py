@@ -6,7 +6,8 @@
 DATA are files that `lmhead steer train` reads, or `builtin`; `FILE::WORDS` takes the rows that hold
 the words. Five tables, each the mean over the seeds (0, 1, ...), which also make the splits:
 
-- head: `tsv` at the head's input with budget 2.0, against the same training without;
+- head: `tsv` at the head's input with budget 2.0, against the same training without, both run to
+  the last epoch;
 - detect: `tsv` at a block against the recipe to the letter, `auto`, and every baseline, on the
   test rows; 32 labels, up to 500 unlabelled rows, 100 validation rows, a quarter held out;
 - frontier: constraints at one block, on the first DATA: effect against harm;
@@ -206,7 +207,7 @@ def frontier_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
 def steer_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
     data = next((d for d in bench.data if d.pairs), None) or read("builtin")
     rows = []
-    for method in ("mean-diff", "gradient"):
+    for method in bench.options.methods.split(","):
         for seed in seeds:
 
             def compute(method: str = method, seed: int = seed) -> Result:

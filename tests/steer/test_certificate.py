@@ -69,9 +69,6 @@ def ratios(head: LMHead, v: Tensor, alpha: float, h: Tensor) -> list[float]:
     return [float(x.max()) / bound for x, bound in zip(found, bounds, strict=True)]
 
 
-ROUNDING = 1 + 1e-9  # of float64 differences of logits
-
-
 @settings(deadline=None, max_examples=150)
 @given(
     kind=st.sampled_from(sorted(HEADS)),
@@ -94,7 +91,7 @@ def test_no_state_breaks_it(
     h = size * torch.randn(200, d, generator=g, dtype=torch.float64)
     h = torch.cat([h, -added / 2 + 0.01 * h, h * 10])
     for x, bound in zip(observed(head, h, added), (c.range, c.kl_bound, c.tv_bound), strict=True):
-        assert float(x.max()) <= bound * ROUNDING + 1e-12
+        assert float(x.max()) <= bound + 1e-12  # what differences of float64 logits lose
 
 
 @pytest.mark.parametrize("kind", sorted(HEADS))
@@ -105,7 +102,7 @@ def test_no_adversary_breaks_it(kind: str, alpha: float) -> None:
     for what in range(3):
         h = attack(head, v * alpha, what, n=60, steps=250, seed=what)
         worst = ratios(head, v, alpha, h)
-        assert max(worst) <= ROUNDING, (what, worst)
+        assert max(worst) <= 1, (what, worst)
         # The range is reached. So is the total variation, where two tokens can have all the
         # probability, which a softcap forbids. R^2 / 8 is reached by small R only.
         if what == 0 or (what == 2 and head.softcap is None):
@@ -173,8 +170,9 @@ def test_names_the_tokens_that_move_most() -> None:
     assert told["raised"][0] == {"id": 2, "delta": 1.0}
     assert told["lowered"][0] == {"id": 1, "delta": -1.5}
     assert len(told["raised"]) == 3  # the padding row takes no part
-    assert (told["range"], told["kl_bound"]) == (2.5, 2.5**2 / 8)
-    assert told["tv_bound"] == math.tanh(2.5 / 4)
+    assert told["range"] == pytest.approx(2.5, rel=1e-8)
+    assert told["kl_bound"] == pytest.approx(2.5**2 / 8, rel=1e-8)
+    assert told["tv_bound"] == pytest.approx(math.tanh(2.5 / 4), rel=1e-8)
     assert told["max_alpha"] == pytest.approx(0.2)
     assert told["within"] is False
 
@@ -183,7 +181,7 @@ def test_half_precision_weights_are_added_up_in_float64() -> None:
     W = torch.randn(64, 640, generator=torch.Generator().manual_seed(0)).bfloat16()
     v = torch.randn(640, generator=torch.Generator().manual_seed(1))
     a = W.double() @ v.double()
-    assert certify(LMHead(W), v).range == pytest.approx(float(a.max() - a.min()), rel=1e-12)
+    assert certify(LMHead(W), v).range == pytest.approx(float(a.max() - a.min()), rel=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -226,5 +224,5 @@ def test_the_real_head(smollm2: Path, kind: str) -> None:
         x = torch.linalg.lstsq(pair, target.unsqueeze(1)).solution.T
         h = torch.cat([h, x.float()])
     worst = ratios(head, v, 2.0, h)
-    assert max(worst) <= ROUNDING
+    assert max(worst) <= 1
     assert worst[0] > 0.999

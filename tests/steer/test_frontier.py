@@ -1,5 +1,6 @@
 """Effect against harm: more budget, more of both; the picture and the table."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,13 +8,10 @@ import pytest
 
 from lmhead.errors import BadInput
 from lmhead.loading import Model
-from lmhead.steer import frontier as room
-from lmhead.steer import pairs
-from lmhead.steer import train as training
 from lmhead.steer.builtin import builtin
 from lmhead.steer.constraints import Constraints
 from lmhead.steer.data import Data
-from lmhead.steer.frontier import Frontier, Point, frontier, plot
+from lmhead.steer.frontier import STEERING, Frontier, Point, frontier, plot
 from lmhead.steer.train import Request
 from lmhead.steer.tsv import Settings
 
@@ -30,8 +28,8 @@ def data() -> Data:
 
 @pytest.fixture(autouse=True)
 def short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pairs, training, room):
-        monkeypatch.setattr(module, "NEUTRAL", SHORT)
+    for name in ("pairs", "train", "frontier"):
+        monkeypatch.setattr(sys.modules[f"lmhead.steer.{name}"], "NEUTRAL", SHORT)
 
 
 def test_a_detectors_frontier(tiny: Tiny, data: Data) -> None:
@@ -51,7 +49,7 @@ def test_a_detectors_frontier(tiny: Tiny, data: Data) -> None:
 
 def test_a_steering_frontier(tiny: Tiny, data: Data) -> None:
     request = Request(job="steer", method="mean-diff", layer=1)
-    settings = room.STEERING[:2]
+    settings = STEERING[:2]
     found = frontier(data, tiny("llama"), request, settings=settings, seeds=(0,))
     low, high = found.points
     assert low.max_kl < high.max_kl

@@ -1,6 +1,7 @@
 """Training from data to a vector: every method and job, honest splits, nothing on wrong input."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,10 @@ from lmhead.cli.steer_train import train as command
 from lmhead.errors import BadInput
 from lmhead.loading import Model, load
 from lmhead.steer import SteeringVector, certify, pairs
-from lmhead.steer import train as room
 from lmhead.steer.builtin import builtin
 from lmhead.steer.constraints import Constraints, harm
 from lmhead.steer.data import Data, Pair
-from lmhead.steer.pairs import PairRuns, ending_logprob
+from lmhead.steer.pairs import PairRuns
 from lmhead.steer.runs import Runs
 from lmhead.steer.train import Request, train
 from lmhead.steer.tsv import Settings
@@ -37,7 +37,8 @@ def data() -> Data:
 @pytest.fixture(autouse=True)
 def short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs, "NEUTRAL", SHORT)
-    monkeypatch.setattr(room, "NEUTRAL", SHORT)
+    # the package may give the module's name to its function
+    monkeypatch.setattr(sys.modules["lmhead.steer.train"], "NEUTRAL", SHORT)
 
 
 @pytest.mark.parametrize("method", ["mean-diff", "pca", "probe", "auto"])
@@ -131,7 +132,6 @@ def test_gradient_training_raises_the_log_odds(tiny: Tiny, data: Data) -> None:
     assert vector.card.metrics["training_log_odds_gain"] > 0
     losses = [step["loss"] for step in vector.card.metrics["history"]]
     assert losses[-1] < losses[0]
-    assert ending_logprob is not None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The separator vector: transport that keeps its shares, training that repeats and resumes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,7 @@ def test_the_epoch_is_chosen_on_the_validation_rows(tiny: Tiny) -> None:
     held = texts(tiny("llama"), 1, 10, 2)
     scores = score(held.runs.last(5.0 * found.direction), found.prototypes)[:, 0]
     assert auroc(scores, held.y) == pytest.approx(found.auroc, abs=1e-6)
+    assert train(tiny("llama"), settings=replace(FEW, last=True)).epoch == 6
 
 
 def test_the_same_seed_gives_the_same_vector(tiny: Tiny) -> None:

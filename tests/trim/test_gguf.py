@@ -135,6 +135,13 @@ def test_a_trimmed_gguf_is_proved_like_any_model(
     before = whole.get_input_embeddings().weight[list(report.ids.kept)]
     assert before.equal(small.get_input_embeddings().weight)
 
+    # And as transformers itself reads a GGUF file, without any code of ours.
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=out.name)
+    assert before.equal(plain.get_input_embeddings().weight)
+    head = whole.get_output_embeddings().weight[list(report.ids.kept)]
+    assert head.equal(plain.get_output_embeddings().weight)
+    assert plain.config.vocab_size == report.ids.kept_rows
+
 
 def test_what_is_no_gguf_and_what_has_more_embeddings_is_refused(
     make_model: Callable[..., Path], make_tokenizer: Make, tmp_path: Path

@@ -46,13 +46,15 @@ def frontier(
     chosen = parse_layer(layer)
     from lmhead.cli import render
     from lmhead.loading import load
-    from lmhead.steer import frontier as room
     from lmhead.steer.data import read
+    from lmhead.steer.frontier import SETTINGS, STEERING, check_plot
+    from lmhead.steer.frontier import frontier as run
+    from lmhead.steer.frontier import plot as draw
     from lmhead.steer.train import Request
     from lmhead.steer.tsv import Settings
 
     if plot is not None:
-        room.check_plot(plot)
+        check_plot(plot)
     request = Request(
         job=job.value,
         method="tsv" if job is Job.detect else "auto",
@@ -65,17 +67,17 @@ def frontier(
     )
     rows = read(data)
     loaded = load(model, progress=render.progress)
-    result = room.frontier(
+    result = run(
         rows,
         loaded,
         request,
-        settings=room.SETTINGS if job is Job.detect else room.STEERING,
+        settings=SETTINGS if job is Job.detect else STEERING,
         seeds=range(seeds),
         on_test=on_test,
         progress=render.progress,
     )
     if plot is not None:
-        room.plot(result, plot)
+        draw(result, plot)
     if json:
         render.print_json(result.to_dict())
     else:

@@ -119,7 +119,7 @@ def train(
 ) -> None:
     """Train a vector, choosing on validation rows only, and write it with its card.
 
-    A training that was killed goes on where it was, when called again in the same way.
+    A `tsv` training that was killed goes on where it was, when called again in the same way.
     """
     if out.suffix != ".safetensors":  # before minutes of work, not after
         raise BadInput(f"the vector's file is {out.name}; expected a name in .safetensors")

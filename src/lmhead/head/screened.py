@@ -262,7 +262,7 @@ class ScreenedHead:
         """Give every state `[B, d]` as a row to ask; call it under the lock."""
         self._check_weights()
         changes = each(edits, len(states), "edits")
-        for edit in changes:
+        for edit in changes if edits is not None else ():
             check_ids(edit, V)
         self.stats.states += len(states)
         for first in range(0, len(states), TOGETHER):

@@ -29,6 +29,7 @@ from lmhead.steer.vector import HEAD, SteeringVector, check_alpha
 
 _CHUNK = 2**17  # weights made float64 at a time: what a core keeps in its cache
 _SHOWN = 10
+_UPWARDS = 1 + 2.0**-30  # a bound is rounded up, by more than sums in float64 can lose
 _LARGEST = 1e30  # beyond, alpha v is nothing that float32 states can be added to
 
 
@@ -143,7 +144,7 @@ def project(head: LMHead, vector: Tensor) -> Tensor:
 
 def range_of(a: Tensor, softcap: float | None) -> float:
     """Return R for what is added to the scores, `[V]`: how far any log-odds can move."""
-    return _range(float(a.max()), float(a.min()), len(a), softcap)
+    return _range(float(a.max()), float(a.min()), len(a), softcap) * _UPWARDS
 
 
 def _range(up: float, down: float, V: int, c: float | None) -> float:

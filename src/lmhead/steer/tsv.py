@@ -36,6 +36,7 @@ from lmhead.steer.vector import HEAD, check_alpha, write_whole
 
 Report = Callable[[dict[str, float]], None]
 POSITIONS = 64  # at which a penalty looks, in every run of a batch
+LOOKED_AT = 4  # labelled texts whose harm is shown after every epoch
 SHRINKING_STEPS = 4  # of the bisection that finds how far a vector must shrink
 
 
@@ -53,6 +54,7 @@ class Settings:
     epsilon: float = 0.05
     iterations: int = 3
     letter: bool = False
+    last: bool = False  # keep the last epoch, not the best one on the validation rows
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
@@ -165,7 +167,8 @@ def fit(
                 told["auroc"] = auroc(training.scores(state, validation), validation.y)
             state.epoch += 1
             # Without validation rows, the last epoch; with them, the first of the best.
-            if (found := told.get("auroc", float(state.epoch))) > state.best:
+            found = told.get("auroc", float(state.epoch))
+            if settings.last or found > state.best:
                 state.best, state.best_epoch = found, state.epoch
                 state.best_v, state.best_prototypes = state.v.clone(), state.prototypes.clone()
             state.history = (*state.history, told)
@@ -334,7 +337,7 @@ class _Training:
 
     def _looks(self, state: _State) -> dict[str, float]:
         """Measure, at a few positions of the labelled texts, what is shown while one waits."""
-        h, steered = self.labelled.runs.compare(self.settings.alpha * state.v, texts=8)
+        h, steered = self.labelled.runs.compare(self.settings.alpha * state.v, texts=LOOKED_AT)
         found = harm(self.head, h, steered).summary()
         return {"max_delta": found["max_delta"], "max_kl": found["max_kl"]}
 

@@ -30,7 +30,7 @@ _IN_A_LAYER = re.compile(r"(^|\.)\d+\.")
 _OTHER_IDS = re.compile(
     r"pos|wpe|token_type"
 )  # rows that are not tokens, should V of them be there
-_PIECE = 2**23  # bytes copied at a time
+_PIECE = 2**20  # bytes copied at a time; a processor's cache holds them
 
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx"}
 _KEEP = {".json", ".jinja", ".md", ".txt", ".html", ".pdf", ""}  # licences, cards, templates

@@ -5,9 +5,12 @@ that failed, and where first.
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lmhead.models.checkpoint import TensorHeader
 from lmhead.progress import Progress, silent
@@ -158,18 +161,25 @@ def check_weights(
     old, new = original.checkpoint.tensors, trimmed.checkpoint.tensors
     failed = sorted(set(old) ^ set(new))
     total = sum(header.nbytes for header in new.values())
+    files = {header.file for header in (*old.values(), *new.values())}
+    offsets = {file: data_offsets(file) for file in files}
     with progress("comparing the weights", total=total) as advance:
         for name in sorted(set(old) & set(new)):
             a, b = old[name], new[name]
             # A shard without rows is the same file, linked.
-            if not (a.file.samefile(b.file) or _same(a, b, ids)):
+            if not (a.file.samefile(b.file) or _same(a, b, ids, offsets)):
                 failed.append(name)
             advance(b.nbytes)
     note = f"the first is {failed[0]}" if failed else f"{total:,} bytes"
     return Check("weights that differ", len(new), len(failed), note)
 
 
-def _same(a: TensorHeader, b: TensorHeader, ids: TrimMap) -> bool:
+def _same(
+    a: TensorHeader,
+    b: TensorHeader,
+    ids: TrimMap,
+    offsets: Mapping[Path, Mapping[str, tuple[int, int]]],
+) -> bool:
     if a.dtype != b.dtype:
         return False
     kept, rows = None, 1
@@ -177,13 +187,14 @@ def _same(a: TensorHeader, b: TensorHeader, ids: TrimMap) -> bool:
         if a.shape[0] != ids.rows or b.shape != (ids.kept_rows, *a.shape[1:]):
             return False
         kept, rows = ids.row_ids, ids.rows
-    old_at, old_size = data_offsets(a.file)[a.name]
-    new_at, new_size = data_offsets(b.file)[b.name]
+    old_at, old_size = offsets[a.file][a.name]
+    new_at, new_size = offsets[b.file][b.name]
     compared = 0
     with a.file.open("rb") as old, b.file.open("rb") as new:
         new.seek(new_at)
         for piece in row_pieces(old, old_at, old_size, rows, kept):
-            if piece.tobytes() != new.read(piece.nbytes):
+            found = np.frombuffer(new.read(piece.nbytes), np.uint8)
+            if not np.array_equal(piece.reshape(-1), found):
                 return False
             compared += piece.nbytes
     return compared == new_size

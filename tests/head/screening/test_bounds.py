@@ -1,5 +1,7 @@
 """A bound of a score is never below the score, and not far above it."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,6 @@ import torch
 from lmhead.head import LMHead
 from lmhead.head.screened import ScreenedHead
 from lmhead.head.screening.bounds import BLOCK, build_screen
-from lmhead.head.screening.checks import find_spec
 
 KERNELS = ["torch"] if find_spec("numba") is None else ["numba", "torch"]
 

@@ -274,8 +274,8 @@ def _best(
     )  # fmt: skip
     rescored = 0
     for b in range(len(h)):
-        ids[b, :] = 0
-        z[b, :] = 0
+        for i in range(k):  # in loops: numba takes seconds to compile the copy of a slice
+            ids[b, i], z[b, i] = 0, 0.0
         error, reach = limits[b, 0], limits[b, 1]
         settled[b] = reach < LARGEST
         if not settled[b]:
@@ -287,7 +287,8 @@ def _best(
         for i in range(len(rows) - 1):
             # Without an error (h is 0) equal scores are equal.
             settled[b] &= not (error > 0 and s[i] - s[i + 1] <= margin)
-        ids[b], z[b] = rows[:k], s[:k]
+        for i in range(k):
+            ids[b, i], z[b, i] = rows[i], s[i]
     return rescored
 
 

@@ -11,7 +11,6 @@ rounding of float64 sums.
 """
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +36,7 @@ class Drawn(NamedTuple):
     fallback: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Proposals:
+class Proposals(NamedTuple):
     """What one state's rows are proposed from: exact weights of some rows, loose ones of others.
 
     `exact [n]` are running sums over the rows `ids`; `loose [rows]` and its block sums are 0 at

@@ -1,7 +1,6 @@
 """One state's logits, as far as they are known: three questions, two ways to answer them."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -33,8 +32,7 @@ class Row(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class DenseRow:
+class DenseRow(NamedTuple):
     """All logits y `[V]`."""
 
     y: Float64
@@ -58,8 +56,7 @@ class DenseRow:
         return Drawn(pick(self.y, temperature, generator))
 
 
-@dataclass(frozen=True)
-class ScreenedRow:
+class ScreenedRow(NamedTuple):
     """Bounds of all scores, and the logits of those tokens that an edit touched.
 
     `weights [rows]` and `sums [blocks]` are room to work in.
