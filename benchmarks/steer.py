@@ -6,8 +6,8 @@
 DATA are files that `lmhead steer train` reads, or `builtin`; `FILE::WORDS` takes the rows that hold
 the words. Five tables, each the mean over the seeds (0, 1, ...), which also make the splits:
 
-- head: `tsv` at the head's input with budget 2.0, against the same training without, both run to
-  the last epoch;
+- head: `tsv` at the head's input with budget 2.0, against the same training without; once at the
+  epoch that the validation rows choose, and once at the last one, where a free vector has grown;
 - detect: `tsv` at a block against the recipe to the letter, `auto`, and every baseline, on the
   test rows; 32 labels, up to 500 unlabelled rows, 100 validation rows, a quarter held out;
 - frontier: constraints at one block, on the first DATA: effect against harm;
@@ -19,6 +19,7 @@ Every result is kept in the folder WORK as soon as it is there; a run that was s
 """
 
 import argparse
+import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -56,10 +57,13 @@ class Bench:
         self.work.mkdir(parents=True, exist_ok=True)
         self.model: Model = load(options.model)
         self.data = [take(source) for source in options.data]
+        about = f"{options.model} {self.model.head.sha256} {options.layer} {options.unbounded}"
+        about += f" {Settings()} {SETTINGS}"
+        self.tag = hashlib.sha256(about.encode()).hexdigest()[:8]  # of what results depend on
 
     def once(self, name: str, compute: Callable[[], Result]) -> Result:
         """Return the kept result of this name, or compute and keep it."""
-        path = self.work / f"{name}.json"
+        path = self.work / f"{name}-{self.tag}.json"
         if path.is_file():
             found: Result = json.loads(path.read_text())
             return found
@@ -78,9 +82,9 @@ class Bench:
 
     def vector(self, name: str, data: Data, request: Request) -> SteeringVector:
         """Train a vector, or read the one that was trained under this name."""
-        path = self.work / f"{name}.safetensors"
+        path = self.work / f"{name}-{self.tag}.safetensors"
         if not path.is_file():
-            checkpoint = self.work / f"{name}.training"
+            checkpoint = self.work / f"{name}-{self.tag}.training"
             train(data, self.model, request, checkpoint=checkpoint).save(path)
             checkpoint.unlink(missing_ok=True)
         return SteeringVector.load(path)
@@ -102,10 +106,11 @@ def name_of(data: Data) -> str:
 def head_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
     rows = []
     for data in bench.data:
-        for kind, budget in (("without", None), ("budget 2.0", 2.0)):
+        for last, budget in ((False, None), (False, 2.0), (True, None), (True, 2.0)):
+            kind = f"{'last' if last else 'chosen'} epoch, {budget or 'no'} budget"
 
             def compute(
-                data: Data = data, budget: float | None = budget, kind: str = kind
+                data: Data = data, budget: float | None = budget, last: bool = last
             ) -> Result:
                 found: Result = {"range": [], "prompts_range": [], "auroc": [], "test": []}
                 for seed in seeds:
@@ -113,6 +118,7 @@ def head_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
                         method="tsv",
                         layer="head",
                         seed=seed,
+                        settings=Settings(last=last),
                         constraints=Constraints(budget=budget),
                     )
                     vector = train(data, bench.model, request)
@@ -124,7 +130,7 @@ def head_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
                     found["test"].append(test_auroc(bench, vector, data, request)["value"])
                 return found
 
-            key = f"head-{name_of(data)}-{budget}-{len(seeds)}"
+            key = f"head-{name_of(data)}-{budget}-{'last' if last else 'chosen'}-{len(seeds)}"
             rows.append({"data": data.name, "constraint": kind, **bench.once(key, compute)})
     return rows
 
@@ -265,7 +271,7 @@ def show(name: str, rows: list[Result]) -> None:
     if name == "head":
         for row in rows:
             told = [f"{k} {spread(row[k])}" for k in ("range", "prompts_range", "auroc", "test")]
-            print(f"  {row['data']:24} {row['constraint']:12} " + ", ".join(told))
+            print(f"  {row['data']:24} {row['constraint']:26} " + ", ".join(told))
     elif name == "detect":
         for data in dict.fromkeys(row["data"] for row in rows):
             mine = [row for row in rows if row["data"] == data]
@@ -295,6 +301,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--layer", type=int, default=10, help="of the frontier and the timing")
     parser.add_argument("--unbounded", type=float, default=32.0, help="times the bounded alpha")
+    parser.add_argument("--methods", default="mean-diff,gradient", help="of steer")
     parser.add_argument(
         "--no-tsv", dest="tsv", action="store_false", help="baselines and auto only"
     )

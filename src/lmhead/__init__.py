@@ -16,6 +16,7 @@ _WHERE = {
     "LMHeadError": "lmhead.errors",
     "Model": "lmhead.loading",
     "ScreenedHead": "lmhead.head.screened",
+    "SteeringVector": "lmhead.steer",
     "TopK": "lmhead.head",
     "TrimmedHead": "lmhead.head.trimmed",
     "engine": "lmhead.generation",
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from lmhead.loss import linear_cross_entropy
     from lmhead.next import next_tokens
     from lmhead.patch import patch_loss, unpatch_loss
+    from lmhead.steer import SteeringVector
 
 __all__ = [
     "Edit",
@@ -48,6 +50,7 @@ __all__ = [
     "LMHeadError",
     "Model",
     "ScreenedHead",
+    "SteeringVector",
     "TopK",
     "TrimmedHead",
     "engine",

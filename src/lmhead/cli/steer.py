@@ -187,7 +187,7 @@ def _verdict(
             None, f"no budget; --budget {OFFERED_BUDGET:g} would allow alpha up to {most:.4g}"
         )
     if certificate is None:
-        how = f"measured on {found.prompts} prompts"
+        how = f"measured on {_texts(found)}"
         if r <= budget:
             return _Verdict(True, f"within budget: range {r:.4g} <= {budget:g}, {how}")
         return _Verdict(
@@ -201,6 +201,10 @@ def _verdict(
         False,
         f"over budget: range {r:.4g} > {budget:g}; alpha at most {certificate.max_alpha:.4g}",
     )
+
+
+def _texts(found: "Audit") -> str:
+    return "1 prompt" if found.prompts == 1 else f"{found.prompts} prompts"
 
 
 def _show(
@@ -260,9 +264,7 @@ def _show_audit(found: "Audit") -> None:
     from lmhead.cli import render
 
     d = found.delta
-    facts = render.Facts(
-        f"Audit: measured on {found.prompts} prompts, {found.positions:,} positions"
-    )
+    facts = render.Facts(f"Audit: measured on {_texts(found)}, {found.positions:,} positions")
     facts("|delta logit|", f"max {d.max:.4g}, 99th percentile {d.p99:.4g}")
     facts("... less its mean", f"max {d.centred_max:.4g}, 99th percentile {d.centred_p99:.4g}")
     facts("range of delta", f"{d.range:.4g}")
