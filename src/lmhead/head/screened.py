@@ -241,16 +241,15 @@ class ScreenedHead:
 
     def _best(self, states: Float32, k: int, edits: Edits, V: int) -> tuple[Ints, Float64]:
         """Give the k best tokens of states `[B, d]`, ids and logits `[B, k]`; under the lock."""
-        if edits is None and self.compiled:
+        if edits is None and self._compiled:
             self._check_weights()
-            ids, z, settled, rescored = self._scanner.best(states, k, V)
+            ids, z, settled, rescored, unsettled = self._scanner.best(states, k, V)
             y = self._transform(z)
             self.stats.rescored += rescored
-            if settled.all():
-                self.stats.states += len(states)
+            self.stats.states += len(states) - unsettled
+            if not unsettled:
                 return ids, y
             left = np.flatnonzero(~settled)
-            self.stats.states += len(states) - len(left)
         else:
             ids, y = np.empty((len(states), k), np.int64), np.empty((len(states), k))
             left = np.arange(len(states))
@@ -334,10 +333,13 @@ def _save(screen: Screen, paths: Sequence[Path], sha256: str) -> Path:
     return save_screen(screen, last, sha256)
 
 
-def _identity(head: LMHead) -> tuple[tuple[int, int], ...]:
+def _identity(head: LMHead) -> tuple[int, ...]:
     """Tell the weights in memory apart: where they lie, and how often they were written to."""
-    tensors = [head.weight] if head.bias is None else [head.weight, head.bias]
-    return tuple((t.data_ptr(), -1 if t.is_inference() else t._version) for t in tensors)
+    weight, bias = head.weight, head.bias
+    mine = weight.data_ptr(), -1 if weight.is_inference() else weight._version
+    if bias is None:
+        return mine
+    return *mine, bias.data_ptr(), -1 if bias.is_inference() else bias._version
 
 
 def _unchanged(z: Tensor) -> Tensor:

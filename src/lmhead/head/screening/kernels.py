@@ -272,13 +272,14 @@ def _best(
     _read(
         q, scale, residual, norm, base, most, h, cap, V, g, factors, limits, upper, peaks
     )  # fmt: skip
-    rescored = 0
+    rescored, unsettled = 0, 0
     for b in range(len(h)):
         for i in range(k):  # in loops: numba takes seconds to compile the copy of a slice
             ids[b, i], z[b, i] = 0, 0.0
         error, reach = limits[b, 0], limits[b, 1]
         settled[b] = reach < LARGEST
         if not settled[b]:
+            unsettled += 1
             continue
         margin = 2 * error
         rows, s, _ = _shortlist(weight, bias, h[b], upper[b], peaks[b], k, k, margin)
@@ -289,7 +290,8 @@ def _best(
             settled[b] &= not (error > 0 and s[i] - s[i + 1] <= margin)
         for i in range(k):
             ids[b, i], z[b, i] = rows[i], s[i]
-    return rescored
+        unsettled += not settled[b]
+    return rescored, unsettled
 
 
 def best(
@@ -305,16 +307,16 @@ def best(
     ids: Ints,
     z: Float64,
     settled: Bools,
-) -> int:
+) -> tuple[int, int]:
     """Fill ids and z `[B, k]` with the k best of the first V rows, best first.
 
     `settled [B]` is false for a state that needs more care: one that is not finite or too large,
     or whose scores are too close to each other to tell their order. Returns how many rows were
-    scored.
+    scored, and how many states are not settled.
     """
     _use_threads()
-    rescored: int = _best(*copy, most, h, cap, V, *room, weight, bias, k, ids, z, settled)
-    return rescored
+    counts: tuple[int, int] = _best(*copy, most, h, cap, V, *room, weight, bias, k, ids, z, settled)
+    return counts
 
 
 def numbers(weight: torch.Tensor) -> Any:
@@ -323,7 +325,7 @@ def numbers(weight: torch.Tensor) -> Any:
 
 
 @njit(parallel=True, cache=True, nogil=True, fastmath=_FAST)  # type: ignore[untyped-decorator]
-def _weigh(upper: Any, high: Any, slope: Any, shift: Any, cap: Any, q: Any, sums: Any) -> Any:
+def _weigh(upper: Any, high: Any, slope: Any, shift: Any, cap: Any, q: Any, sums: Any) -> None:
     for block in prange(sums.shape[0]):
         first = block * BLOCK
         x = upper[first : first + BLOCK]
@@ -351,7 +353,6 @@ def _weigh(upper: Any, high: Any, slope: Any, shift: Any, cap: Any, q: Any, sums
         for i in range(BLOCK):
             total += np.float64(w[i])
         sums[block] = total
-    return sums.sum()
 
 
 def weigh(
@@ -365,8 +366,8 @@ def weigh(
     """
     _use_threads()
     f = np.float32
-    total: float = _weigh(upper, f(high), f(slope), f(shift), f(cap), q, sums)
-    return total
+    _weigh(upper, f(high), f(slope), f(shift), f(cap), q, sums)
+    return float(sums.sum())
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

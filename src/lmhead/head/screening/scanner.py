@@ -33,6 +33,7 @@ class Best(NamedTuple):
     z: Float64
     settled: Bools
     rescored: int
+    unsettled: int
 
 
 class Scanner:
@@ -74,16 +75,17 @@ class Scanner:
 
         Compiled loops only. What they cannot settle is left open.
         """
-        B, rescored = len(h), 0
+        B, rescored, unsettled = len(h), 0, 0
         ids, z, settled = np.empty((B, k), np.int64), np.empty((B, k)), np.empty(B, np.bool_)
         for first in range(0, B, TOGETHER):
             part = slice(first, first + TOGETHER)
             some = h[part]
-            rescored += self.kernels.best(
+            scored, left = self.kernels.best(
                 self._copy, self._most, some, self._cap, V, self._room(len(some)),
                 self.numbers, self.bias, k, ids[part], z[part], settled[part],
             )  # fmt: skip
-        return Best(ids, z, settled, rescored)
+            rescored, unsettled = rescored + scored, unsettled + left
+        return Best(ids, z, settled, rescored, unsettled)
 
     def _query(self, h: Float32, n: int, V: int, room: Room) -> Query | None:
         error, reach = room.limits[n].tolist()
