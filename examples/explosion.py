@@ -265,6 +265,7 @@ def draw(out: Path, result: dict[str, Any], audits: list[Audit]) -> None:
                   fontsize=9)  # fmt: skip
         y -= 0.2
     out.parent.mkdir(parents=True, exist_ok=True)
+    warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
     figure.savefig(out, dpi=110)
     plt.close(figure)
 
