@@ -96,6 +96,7 @@ def test_runs_give_what_a_whole_pass_gives(tiny: Tiny, layer: int | str) -> None
 
 def test_gradients_reach_the_vector_and_no_weight(tiny: Tiny) -> None:
     model = tiny("llama")
+    model.body.model.zero_grad(set_to_none=True)  # other tests share the model
     runs = Runs.read(model, TEXTS, 1, blocks=Blocks(model.body))  # type: ignore[arg-type]
     v = torch.zeros(24, requires_grad=True)
     with frozen(model):
