@@ -295,7 +295,7 @@ def show(name: str, rows: list[Result]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", nargs="+", metavar="DATA")
+    parser.add_argument("data", nargs="*", default=["builtin"], metavar="DATA")
     parser.add_argument("-m", "--model", default="smollm2-135m")
     parser.add_argument("--only", default=",".join(TABLES))
     parser.add_argument("--seeds", type=int, default=3)
