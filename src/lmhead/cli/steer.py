@@ -76,7 +76,7 @@ def check(
     if budget is not None:
         check_budget(budget)
     if plot is not None:
-        from lmhead.cli.steer_plot import check_plot
+        from lmhead.steer.pictures import check_plot
 
         check_plot(plot)
     texts = None if prompts is None else read_prompts(prompts)

@@ -47,9 +47,10 @@ def frontier(
     from lmhead.cli import render
     from lmhead.loading import load
     from lmhead.steer.data import read
-    from lmhead.steer.frontier import SETTINGS, STEERING, check_plot
+    from lmhead.steer.frontier import SETTINGS, STEERING
     from lmhead.steer.frontier import frontier as run
     from lmhead.steer.frontier import plot as draw
+    from lmhead.steer.pictures import check_plot
     from lmhead.steer.train import Request
     from lmhead.steer.tsv import Settings
 

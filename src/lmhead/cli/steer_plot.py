@@ -1,11 +1,8 @@
 """The picture of `lmhead steer check --plot`: delta over the vocabulary, before and after."""
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from lmhead.errors import BadInput, LMHeadError, MissingExtra
 
 if TYPE_CHECKING:
     from lmhead.loading import Model as Loaded
@@ -14,16 +11,6 @@ if TYPE_CHECKING:
 _RED, _BLUE, _GREY = "#c8442f", "#2b6cb0", "#8a8f98"
 _NAMED = 5
 _BARS = 10
-
-
-def check_plot(path: Path) -> None:
-    """Refuse a picture that cannot be drawn before anything is computed for it."""
-    if path.suffix != ".png":
-        raise BadInput(f"the picture's file is {path.name}; expected a name in .png")
-    if find_spec("matplotlib") is None:
-        raise MissingExtra(
-            "--plot needs matplotlib, which is not installed: pip install 'lmhead[plot]'"
-        )
 
 
 def draw(
@@ -42,6 +29,7 @@ def draw(
     from matplotlib import pyplot
 
     from lmhead.steer.apply import OFFERED_BUDGET
+    from lmhead.steer.pictures import save_picture
 
     worst = found.worst
     limit = OFFERED_BUDGET if budget is None else budget
@@ -76,10 +64,7 @@ def draw(
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise LMHeadError(f"cannot write {path}: {error}; choose another place") from error
+        save_picture(figure, path)
     finally:
         pyplot.close(figure)
 

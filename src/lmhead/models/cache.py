@@ -1,4 +1,4 @@
-"""Folders that are either absent or whole.
+"""Folders and files that are either absent or whole.
 
 A folder is built in `<cache>/staging`, under a lock of its own, and renamed into place at the
 end. A process that dies leaves only staging, which the next holder of the lock sweeps; two
@@ -9,7 +9,8 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
@@ -56,6 +57,26 @@ def build_once(
             "or point LMHEAD_CACHE at another folder"
         ) from error
     return target
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Give a file beside `path` to write to; it takes the place of `path` at the end."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
+        staging = Path(name)
+        try:
+            yield staging
+            staging.chmod(0o644)  # mkstemp's 0600 would hide it from other users
+            staging.replace(path)
+        finally:
+            staging.unlink(missing_ok=True)
+    except OSError as error:
+        raise LMHeadError(
+            f"cannot write {path}: {error}; free space there, or choose another place"
+        ) from error
 
 
 def sha256_of(path: Path) -> str:

@@ -4,14 +4,12 @@ For a detector the effect is AUROC on the validation rows, for a steering vector
 log-odds of held-out pairs. Harm is measured on neutral text, at every position, end to end.
 """
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lmhead.errors import BadInput, MissingExtra
+from lmhead.errors import BadInput
 from lmhead.generation import generate
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
@@ -22,10 +20,11 @@ from lmhead.steer.data import Data, split_pairs
 from lmhead.steer.detect import prototype_scores
 from lmhead.steer.metrics import auroc
 from lmhead.steer.pairs import PairRuns
+from lmhead.steer.pictures import check_plot, save_picture
 from lmhead.steer.prompts import NEUTRAL
 from lmhead.steer.runs import Runs
 from lmhead.steer.train import AUTO, Request, choose_tsv_layer, labels_of, train
-from lmhead.steer.vector import SteeringVector, write_whole
+from lmhead.steer.vector import SteeringVector
 
 PROMPT = "The weather in the mountains"  # what is continued, to be seen
 SETTINGS: tuple[tuple[str, Constraints], ...] = (
@@ -181,16 +180,6 @@ def measure(
     )
 
 
-def check_plot(path: Path) -> None:
-    """Refuse a picture that cannot be drawn, before anything is computed for it."""
-    if path.suffix != ".png":
-        raise BadInput(f"the picture's file is {path.name}; expected a name in .png")
-    if find_spec("matplotlib") is None:
-        raise MissingExtra(
-            "--plot needs matplotlib, which is not installed: pip install 'lmhead[plot]'"
-        )
-
-
 def plot(result: Frontier, path: Path) -> None:
     """Draw effect against harm into a `.png` file."""
     check_plot(path)
@@ -207,6 +196,4 @@ def plot(result: Frontier, path: Path) -> None:
     axes.set_ylabel(f"effect: {result.measure}")
     axes.set_title(f"what safety costs, layer {result.layer}")
     axes.grid(alpha=0.3)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=150)
-    write_whole(path, content.getvalue())
+    save_picture(figure, path)

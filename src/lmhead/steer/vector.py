@@ -5,8 +5,6 @@ Symbols: v direction `[d]`, alpha its strength; what is added to a hidden state 
 
 import json
 import math
-import os
-import tempfile
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from lmhead.errors import BadCheckpoint, BadInput, LMHeadError
+from lmhead.errors import BadCheckpoint, BadInput
+from lmhead.models.cache import written_whole
 
 HEAD = "head"  # the layer that is the head's input, after the final norm
 JOBS = ("detect", "steer")
@@ -199,17 +198,6 @@ def check_alpha(alpha: float) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a small file beside its target, then rename it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        staging = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            staging.chmod(0o644)  # mkstemp's 0600 would hide it from other users
-            staging.replace(path)
-        finally:
-            staging.unlink(missing_ok=True)
-    except OSError as error:
-        raise LMHeadError(f"cannot write {path}: {error}; choose another place") from error
+    """Write a small file, whole or not at all."""
+    with written_whole(path) as staging:
+        staging.write_bytes(content)

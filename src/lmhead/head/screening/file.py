@@ -4,17 +4,15 @@ Its metadata holds the version of the layout and the head's SHA-256. A file that
 head, or to another layout, is not this head's copy and is made anew.
 """
 
-import os
-import tempfile
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from lmhead.errors import BadCheckpoint, LMHeadError
+from lmhead.errors import BadCheckpoint
 from lmhead.head.screening.bounds import BLOCK, LANES, Screen, padded
-from lmhead.models.cache import cache_root
+from lmhead.models.cache import cache_root, written_whole
 
 FILE_NAME = "lmhead.screen"
 _FORMAT = "lmhead-screen-1"
@@ -35,21 +33,11 @@ def save_screen(screen: Screen, path: Path, sha256: str) -> Path:
         "vocab_size": str(screen.vocab_size),
         "hidden_size": str(screen.hidden_size),
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        os.close(handle)
-        staging = Path(name)
+    with written_whole(path) as staging:
         try:
             save_file({name: getattr(screen, name) for name in _TENSORS}, staging, about)
-            staging.chmod(0o644)  # mkstemp's 0600 would hide it from other users
-            staging.replace(path)
-        finally:
-            staging.unlink(missing_ok=True)
-    except (OSError, SafetensorError) as error:
-        raise LMHeadError(
-            f"cannot write {path}: {error}; free space there, or choose another place"
-        ) from error
+        except SafetensorError as error:  # a full disk, as that library tells it
+            raise OSError(str(error)) from error
     return path
 
 
