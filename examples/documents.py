@@ -5,8 +5,8 @@
 
 The docstrings are those of Python's standard library, the licences those of the packages that are
 installed here (and of the system, where it keeps some), in pieces of some 2,000 characters. How
-many there are depends on what is installed. Fifty longer texts, chosen by a fixed seed, go to the second
-file, for looking at what the trimmed model does on texts that it was not trimmed for.
+many there are depends on what is installed. Fifty longer texts, chosen by a fixed seed, go to the
+second file, for looking at what the trimmed model does on texts that it was not trimmed for.
 """
 
 import ast
