@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from lmhead.errors import LMHeadError
+from lmhead.errors import BadInput, LMHeadError
 from lmhead.head import LMHead
 from lmhead.progress import Progress, silent
 from lmhead.steer.certificate import alpha_for
@@ -53,11 +53,15 @@ class Settings:
     confident: int = 128
     epsilon: float = 0.05
     iterations: int = 3
+    every: int = 2  # epochs from one look at the validation rows to the next
     letter: bool = False
     last: bool = False  # keep the last epoch, not the best one on the validation rows
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
+        for name in ("batch", "epochs", "every"):
+            if (value := getattr(self, name)) < 1:
+                raise BadInput(f"{name} is {value}; expected at least 1")
 
 
 PAPER = Settings()
@@ -163,12 +167,13 @@ def fit(
             if unlabelled is not None and state.epoch == settings.epochs:
                 state.joined, state.soft = training.labels_for(state, unlabelled)
             told = training.epoch(state, unlabelled)
-            if validation is not None:
-                told["auroc"] = auroc(training.scores(state, validation), validation.y)
             state.epoch += 1
+            ends = state.epoch % settings.epochs == 0  # a stage
             # Without validation rows, the last epoch; with them, the first of the best.
-            found = told.get("auroc", float(state.epoch))
-            if settings.last or found > state.best:
+            found = float(state.epoch) if validation is None else -1.0
+            if validation is not None and (ends or state.epoch % settings.every == 0):
+                found = told["auroc"] = auroc(training.scores(state, validation), validation.y)
+            if (settings.last and ends) or found > state.best:
                 state.best, state.best_epoch = found, state.epoch
                 state.best_v, state.best_prototypes = state.v.clone(), state.prototypes.clone()
             state.history = (*state.history, told)
@@ -274,6 +279,8 @@ class _Training:
         total, seen, weights = 0.0, [], []
         for runs in {id(parts[i][0]): parts[i][0] for i in chosen.tolist()}.values():
             mine = [i for i in chosen.tolist() if parts[i][0] is runs]
+            if not c.measures:  # what has no label has nothing to say
+                mine = [i for i in mine if bool(targets[i].any())]
             for rows in runs.chunks([parts[i][1] for i in mine]):
                 picked = [mine[k] for k in rows.order]
                 h = rows.run(s.alpha * v)  # [B, T, d]
@@ -296,7 +303,8 @@ class _Training:
         self._step(state, torch.zeros_like(v) if v.grad is None else v.grad)
         if self.labelled.runs.layer == HEAD:
             self._hold(state)  # it costs little here
-        self._move(state, torch.cat(seen), torch.cat(weights))
+        if seen:
+            self._move(state, torch.cat(seen), torch.cat(weights))
         return total
 
     def _step(self, state: _State, gradient: Tensor) -> None:
