@@ -10,6 +10,8 @@
    and along the residuals of rows, where the bounds are as loose as they get.
 3. Draws at four temperatures, with edits and with top-k: chi-square against the softmax of the
    float64 scores. All draws of one context share one pass over the copy; the rest is done anew.
+   The first of them are also made by `sample` itself, from the same random numbers, and must be
+   the same tokens.
 
 Ends with an error where one answer differs, or where a p-value is below 1e-5.
 """
@@ -58,6 +60,7 @@ CHAT = (
 )
 CONTEXTS = ("The capital of France is", "def fibonacci(n):\n    ", "Once upon a time, there was a")
 TEMPERATURES = (0.5, 0.7, 1.0, 1.5)
+COMPILED = 320  # draws that `sample` makes too
 WINDOW = 512  # tokens that see each other
 
 
@@ -185,11 +188,17 @@ def laws(
 
     for n, T in enumerate(TEMPERATURES):
         generator = torch.Generator().manual_seed(n)
+        compiled = head.sample(h.expand(COMPILED, -1), T, generator=generator, normed=True)
+        generator.manual_seed(n)
         for name, change, law in (("", None, y), (" with edits", edit, edited)):
             query = scanner.read(state, V)[0]
             touched = head._touch(query, change)
             made = proposals(query, touched, transform, T, scanner.weights, scanner.sums)
             tried = 0
+            if change is None:
+                again = [made.draw(generator)[0] for _ in range(COMPILED)]
+                if again != compiled.tolist():
+                    raise SystemExit("the compiled loop draws other tokens from the same numbers")
 
             def one(made=made, generator=generator) -> int:
                 nonlocal tried

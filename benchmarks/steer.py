@@ -8,9 +8,9 @@ the words. Five tables, each the mean over the seeds (0, 1, ...), which also mak
 
 - head: `tsv` at the head's input with budget 2.0, against the same training without; once at the
   epoch that the validation rows choose, and once at the last one, where a free vector has grown;
-- detect: `tsv` at a block against the recipe to the letter, `auto`, and every baseline, on the
+- detect: `tsv` at the layer against the recipe to the letter, `auto`, and every baseline, on the
   test rows; 32 labels, up to 500 unlabelled rows, 100 validation rows, a quarter held out;
-- frontier: constraints at one block, on the first DATA: effect against harm;
+- frontier: constraints at that layer, on the first DATA: effect against harm;
 - steer: a vector within its budget on held-out pairs of the first DATA that has any, and the same
   direction unbounded;
 - time: how long `tsv` takes with 32 labels and 500 unlabelled rows.
@@ -57,7 +57,8 @@ class Bench:
         self.work.mkdir(parents=True, exist_ok=True)
         self.model: Model = load(options.model)
         self.data = [take(source) for source in options.data]
-        about = f"{options.model} {self.model.head.sha256} {options.layer} {options.unbounded}"
+        self.layer: int = len(Blocks(self.model.body)) // 2 if options.layer < 0 else options.layer
+        about = f"{options.model} {self.model.head.sha256} {self.layer} {options.unbounded}"
         about += f" {Settings()} {SETTINGS}"
         self.tag = hashlib.sha256(about.encode()).hexdigest()[:8]  # of what results depend on
 
@@ -145,7 +146,7 @@ def detect_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
     rows = []
     for data in bench.data:
         for seed in seeds:
-            request = Request(method="tsv", seed=seed)
+            request = Request(method="tsv", layer=bench.layer, seed=seed)
 
             def linear(data: Data = data, seed: int = seed) -> Result:
                 states = bench.states(data)
@@ -168,12 +169,10 @@ def detect_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
                 def ours(data: Data = data, request: Request = request) -> Result:
                     name = f"tsv-{name_of(data)}-{request.seed}"
                     vector = bench.vector(name, data, request)
-                    return {**test_auroc(bench, vector, data, request), "layer": vector.layer}
+                    return test_auroc(bench, vector, data, request)
 
                 found["tsv"] = bench.once(f"tsv-{name_of(data)}-{seed}", ours)
-                letter = replace(
-                    request, layer=found["tsv"]["layer"], settings=Settings(letter=True)
-                )
+                letter = replace(request, settings=Settings(letter=True))
 
                 def theirs(data: Data = data, request: Request = letter) -> Result:
                     name = f"letter-{name_of(data)}-{request.seed}"
@@ -185,7 +184,7 @@ def detect_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
 
 
 def frontier_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
-    data, layer = bench.data[0], bench.options.layer
+    data, layer = bench.data[0], bench.layer
     neutral = Runs.read(bench.model, NEUTRAL, layer)
     rows = []
     for name, constraints in SETTINGS:
@@ -246,7 +245,7 @@ def steer_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
 
 def time_table(bench: Bench, _seeds: Sequence[int]) -> list[Result]:
     data = max(bench.data, key=lambda d: len(d.rows))
-    request = Request(method="tsv", layer=bench.options.layer)
+    request = Request(method="tsv", layer=bench.layer)
     started = time.perf_counter()
     train(data, bench.model, request)
     took = time.perf_counter() - started
@@ -299,7 +298,7 @@ def main() -> None:
     parser.add_argument("-m", "--model", default="smollm2-135m")
     parser.add_argument("--only", default=",".join(TABLES))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--layer", type=int, default=10, help="of the frontier and the timing")
+    parser.add_argument("--layer", type=int, default=-1, help="of tsv; the middle, if not given")
     parser.add_argument("--unbounded", type=float, default=32.0, help="times the bounded alpha")
     parser.add_argument("--methods", default="mean-diff,gradient", help="of steer")
     parser.add_argument(
@@ -311,7 +310,6 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     bench = Bench(options)
-    Blocks(bench.model.body)  # type: ignore[arg-type]  # say at once where blocks are out of reach
     tables = {
         "head": head_table, "detect": detect_table, "frontier": frontier_table,
         "steer": steer_table, "time": time_table,

@@ -11,9 +11,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # no test may depend on a hub
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from lmhead.models.fetch import folder_of, is_here, pull
 from lmhead.models.registry import BUILT_IN
+
+settings.register_profile("lmhead", deadline=None)  # the first example may have to compile
+settings.load_profile("lmhead")
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from lmhead.head import Edit, LMHead
 from lmhead.head.screened import ScreenedHead
 from lmhead.head.screening import checks
 from lmhead.head.screening.bounds import Screen
+from lmhead.head.screening.rejection import chances
 
 HAS_NUMBA = checks.find_spec("numba") is not None
 KERNELS = [
@@ -173,3 +174,31 @@ def test_one_generator_for_each_state(head):
     alone = [screened.sample(h[n], generator=torch.Generator().manual_seed(n)) for n in range(4)]
     together = screened.sample(h, generator=[torch.Generator().manual_seed(n) for n in range(4)])
     assert together.tolist() == [x.item() for x in alone]
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="numba is missing")
+@pytest.mark.parametrize("factor", [1.0, 60.0])  # of the residuals: sound, but useless bounds
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_compiled_loop_draws_the_same_tokens(biased, factor):
+    g = torch.Generator().manual_seed(5)
+    bias = torch.randn(V, generator=g) if biased else None
+    softcap = 9.0 if biased else None
+    head = LMHead(torch.randn(V, D, generator=g) / 4, bias, softcap=softcap, scale=0.9)
+    good = ScreenedHead.from_head(head).screen
+    screen = Screen(good.q, good.scale, good.residual * factor, good.norm, V, D)
+    compiled, plain = (ScreenedHead(head, screen, "numba") for _ in range(2))
+    h = torch.randn(21, D, generator=g)
+    h[3, 5] = 1e37  # too large to be screened
+    for seed in range(12):
+        temperature, generator = 0.5 + seed / 10, torch.Generator().manual_seed(seed)
+        drawn = compiled.sample(h, temperature, generator=generator)
+        generator.manual_seed(seed)
+        first = chances([generator] * len(h))
+        rows = plain._rows(h.numpy(), None, V)
+        one_by_one = [row.draw(temperature, generator, first[n]) for n, row in enumerate(rows)]
+        for one in one_by_one:
+            plain.stats.count(one)
+        assert drawn.tolist() == [one.id for one in one_by_one]
+    assert compiled.stats.draws == 12 * len(h)
+    assert compiled.stats.proposals == plain.stats.proposals
+    assert compiled.stats.fallbacks == plain.stats.fallbacks

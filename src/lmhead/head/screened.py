@@ -34,7 +34,7 @@ from lmhead.head.screening.edits import Edit
 from lmhead.head.screening.file import load_screen, save_screen, screen_paths
 from lmhead.head.screening.query import NOTHING, Query
 from lmhead.head.screening.ranking import Scored, Transform
-from lmhead.head.screening.rejection import nucleus, pick
+from lmhead.head.screening.rejection import chances, nucleus, pick
 from lmhead.head.screening.rows import DenseRow, Row, ScreenedRow
 from lmhead.head.screening.scanner import TOGETHER, Scanner
 from lmhead.head.screening.stats import Stats
@@ -79,6 +79,7 @@ class ScreenedHead:
         factor = 1.0 if dense.scale is None else dense.scale.factor
         self._transform = Transform(factor, dense.softcap or 0.0)
         self._dtype = dense.weight.dtype
+        self._width = (dense.hidden_size,)
         self._made_of = _identity(dense)
         self._lock = threading.Lock()  # one scanner, and numba's threads serve one caller at a time
 
@@ -134,7 +135,6 @@ class ScreenedHead:
         """Score every token: the dense head does, for it takes all the weights."""
         return self.dense(h, normed=normed)  # type: ignore[no-any-return]
 
-    @torch.no_grad()
     def topk(
         self,
         h: Tensor,
@@ -157,7 +157,6 @@ class ScreenedHead:
         ids, y = ids.reshape(*shape, k), y.reshape(*shape, k)
         return TopK(torch.from_numpy(ids), torch.from_numpy(y).float())
 
-    @torch.no_grad()
     def sample(
         self,
         h: Tensor,
@@ -187,6 +186,10 @@ class ScreenedHead:
             check_k(top_k, V)
         states, shape = self._states(h, normed)
         generators = each(generator, len(states), "generators")
+        if top_k is None and top_p is None and min_p is None:
+            with self._lock:
+                ids = self._draw(states, temperature, generators, edits, V)
+            return torch.from_numpy(ids.reshape(shape))
         drawn = np.empty(len(states), np.int64)
 
         def choose(n: int, kept: Scored) -> None:
@@ -201,15 +204,11 @@ class ScreenedHead:
             for n, row in enumerate(self._rows(states, edits, V, dense=top_p is not None)):
                 if top_p is not None:
                     choose(n, row.best(V))
-                elif min_p is not None:
-                    choose(n, row.near(temperature * -math.log(min_p) if min_p else math.inf))
                 else:
-                    one = row.draw(temperature, generators[n])
-                    drawn[n] = one.id
-                    self.stats.count(one)
+                    margin = temperature * -math.log(min_p) if min_p else math.inf
+                    choose(n, row.near(margin))
         return torch.from_numpy(drawn).view(shape)
 
-    @torch.no_grad()
     def candidates(
         self,
         h: Tensor,
@@ -257,6 +256,36 @@ class ScreenedHead:
             ids[n], y[n] = row.best(k)
         return ids, y
 
+    def _draw(
+        self,
+        states: Float32,
+        temperature: float,
+        generators: Sequence[torch.Generator | None],
+        edits: Edits,
+        V: int,
+    ) -> Ints:
+        """Draw one token for each of states `[B, d]`, `[B]`; under the lock."""
+        first = chances(generators)  # [B, pairs, 2]
+        if edits is None and self._compiled:
+            self._check_weights()
+            made = self._scanner.draw(states, self._transform, temperature, first, V)
+            ids = made.ids
+            settled = len(states) - made.unsettled
+            self.stats.states += settled
+            self.stats.draws += settled
+            self.stats.rescored += made.rescored
+            self.stats.proposals += made.proposed
+            if not made.unsettled:
+                return ids
+            left = np.flatnonzero(ids < 0)
+        else:
+            ids, left = np.empty(len(states), np.int64), np.arange(len(states))
+        for n, row in zip(left.tolist(), self._rows(states[left], edits, V), strict=True):
+            one = row.draw(temperature, generators[n], first[n])
+            ids[n] = one.id
+            self.stats.count(one)
+        return ids
+
     def _rows(self, states: Float32, edits: Edits, V: int, dense: bool = False) -> Iterator[Row]:
         """Give every state `[B, d]` as a row to ask; call it under the lock."""
         self._check_weights()
@@ -280,7 +309,8 @@ class ScreenedHead:
                 self.stats.rescored += query.rescored
 
     def _dense_row(self, h: Float32, edit: Edit | None, V: int) -> DenseRow:
-        y = self.dense(torch.from_numpy(h), normed=True)[:V].double()
+        with torch.no_grad():
+            y = self.dense(torch.from_numpy(h), normed=True)[:V].double()
         if edit is not None:
             y = y.index_copy(0, edit.ids, edit.change(y[edit.ids]).double())
         return DenseRow(y.numpy())
@@ -294,14 +324,22 @@ class ScreenedHead:
         y = edit.change(torch.from_numpy(self._transform(rows.z)))
         return Scored(rows.ids, y.double().numpy())
 
-    def _states(self, h: Tensor, normed: bool) -> tuple[Float32, torch.Size]:
+    def _states(self, h: Tensor, normed: bool) -> tuple[Float32, tuple[int, ...]]:
         """Give what enters the projection, `[B, d]` as the weight's dtype has it, and h's shape."""
-        h = self.dense.entering(h, normed).detach()
-        if h.dtype is not torch.float32 or self._dtype is not torch.float32:
-            h = h.to(self._dtype).float()
-        shape = h.shape
-        states = h.numpy().reshape(-1, shape[-1])
-        return np.ascontiguousarray(states), shape[:-1]
+        if not (normed and self._is_plain(h)):
+            with torch.no_grad():
+                h = self.dense.entering(h, normed).to(self._dtype).float().detach()
+        states: Float32 = h.numpy()
+        shape = states.shape
+        return np.ascontiguousarray(states.reshape(-1, shape[-1])), shape[:-1]
+
+    def _is_plain(self, h: Tensor) -> bool:
+        """Tell whether h can be read as it is; to ask the dense head takes longer."""
+        return (
+            h.dtype is torch.float32 is self._dtype
+            and h.shape[-1:] == self._width
+            and not h.requires_grad
+        )
 
     def _limit(self, limit: int | None) -> int:
         if limit is None:

@@ -4,9 +4,11 @@ The scan multiplies int8 rows by int16 states and adds up in int32, which is exa
 `_weigh` touch every row; both run on as many threads as torch does.
 
 A call from Python costs some microseconds, and so does every array made there. What is done for
-each state is therefore one call: `read` for the bounds, `best` for the bounds and the k best.
+each state is therefore one call: `read` for the bounds, `best` for the bounds and the k best,
+`draw` for the bounds and a token.
 """
 
+import threading
 from typing import Any
 
 import numba
@@ -26,14 +28,27 @@ from lmhead.head.screening.bounds import (
     Room,
     factors_of,
 )
-from lmhead.head.screening.intrinsics import float_of, prefetch, widen, with_four, with_one
+from lmhead.head.screening.intrinsics import (
+    block_bounds,
+    float_of,
+    four_with_one,
+    one_with_four,
+    prefetch,
+    widen,
+)
+from lmhead.head.screening.rejection import WIDEST, exponent_of, float32_from
 
 _FAST = {"reassoc", "contract", "nsz"}  # all of fastmath would assume that there is no infinity
 _TINY = np.float32(TINY)
 _NO_ROW = np.float32(-np.inf)
-_AHEAD = 2048  # bytes: what is asked for now is needed some hundred nanoseconds from now
 
-_factors_of = njit(cache=True, nogil=True)(factors_of)  # each rounding as written: no fastmath
+# Each rounding as written: no fastmath.
+_factors_of = njit(cache=True, nogil=True)(factors_of)
+_exponent_of = njit(cache=True, nogil=True)(exponent_of)
+_float32_from = njit(cache=True, nogil=True)(float32_from)
+_PART = 8  # blocks that one thread reads at a time: some 300 KB
+_SHARE = 16  # rows that one thread scores at a time; fewer are not worth a second one
+_local = threading.local()
 
 
 @njit(cache=True, nogil=True, fastmath=_FAST)  # type: ignore[untyped-decorator]
@@ -63,41 +78,51 @@ def _scan(
     g: Any, factors: Any, upper: Any, peaks: Any,
 ) -> None:  # fmt: skip
     B, d = g.shape
-    for block in prange(peaks.shape[1]):
-        first = block * BLOCK
-        rows = max(min(BLOCK, V - first), 0)
+    blocks = peaks.shape[1]
+    for part in prange((blocks + _PART - 1) // _PART):
         sums = np.empty((4, BLOCK), np.int32)
-        b = 0
-        while b < B:
-            together = 4 if B - b >= 4 else 1
-            states = g.ctypes.data + 2 * b * d
-            for i in range(BLOCK):
-                row = q.ctypes.data + (first + i) * d
-                if b == 0:  # for the other states the block is in the cache
-                    for ahead in range(_AHEAD, _AHEAD + d, 64):
-                        prefetch(row + ahead)
+        for block in range(part * _PART, min((part + 1) * _PART, blocks)):
+            first = block * BLOCK
+            rows = max(min(BLOCK, V - first), 0)
+            for line in range(0, 4 * BLOCK, 64):  # what the next block will need
+                ahead = 4 * (first + BLOCK) + line
+                prefetch(scale.ctypes.data + ahead)
+                prefetch(residual.ctypes.data + ahead)
+                prefetch(norm.ctypes.data + ahead)
+            b = 0
+            while b < B:
+                together = 4 if B - b >= 4 else 1
+                states = g.ctypes.data + 2 * b * d
+                block_at = q.ctypes.data + first * d
                 if together == 4:
-                    s = with_four(row, states, d)
-                    sums[0, i], sums[1, i], sums[2, i], sums[3, i] = s
+                    for i in range(BLOCK):
+                        s = one_with_four(block_at + i * d, states, d)
+                        sums[0, i], sums[1, i], sums[2, i], sums[3, i] = s
                 else:
-                    sums[0, i] = with_one(row, states, d)[0]
-            for c in range(together):
-                t, rh, ep = factors[b + c, 0], factors[b + c, 1], factors[b + c, 2]
-                out = upper[b + c, first : first + BLOCK]
-                for i in range(rows):
-                    j = first + i
-                    bound = rh * residual[j] + ep * norm[j] + _TINY
-                    out[i] = np.float32(sums[c, i]) * (scale[j] * t) + bound
-                if base.size:
-                    for i in range(rows):
-                        out[i] += base[first + i]
-                for i in range(rows, BLOCK):
-                    out[i] = _NO_ROW
-                peak = _NO_ROW
-                for i in range(rows):
-                    peak = max(peak, out[i])
-                peaks[b + c, block] = peak
-            b += together
+                    for i in range(0, BLOCK, 4):
+                        s = four_with_one(block_at + i * d, states, d)
+                        sums[0, i], sums[0, i + 1], sums[0, i + 2], sums[0, i + 3] = s
+                for c in range(together):
+                    t, rh, ep = factors[b + c, 0], factors[b + c, 1], factors[b + c, 2]
+                    if rows == BLOCK and not base.size:
+                        peaks[b + c, block] = block_bounds(
+                            sums.ctypes.data + 4 * c * BLOCK, scale.ctypes.data + 4 * first,
+                            residual.ctypes.data + 4 * first, norm.ctypes.data + 4 * first,
+                            upper.ctypes.data + 4 * ((b + c) * upper.shape[1] + first), t, rh, ep,
+                        )  # fmt: skip
+                        continue
+                    out = upper[b + c, first : first + BLOCK]
+                    peak = _NO_ROW
+                    for i in range(BLOCK):
+                        j = first + i
+                        bound = rh * residual[j] + ep * norm[j] + _TINY
+                        value = np.float32(sums[c, i]) * (scale[j] * t) + bound
+                        if base.size:
+                            value += base[j]
+                        out[i] = value if i < rows else _NO_ROW
+                        peak = max(peak, out[i])
+                    peaks[b + c, block] = peak
+                b += together
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -122,7 +147,11 @@ def read(copy: tuple[Any, ...], most: Float64, h: Float32, cap: int, V: int, roo
 
 
 def _use_threads() -> None:
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
+    """Use as many threads as torch; numba remembers the number for each thread that calls it."""
+    threads = torch.get_num_threads()
+    if getattr(_local, "threads", None) != threads:
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+        _local.threads = threads
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -148,10 +177,14 @@ def rows_between(upper: Float32, peaks: Float32, low: float, high: float) -> Int
 
 
 @njit(cache=True, nogil=True, fastmath=_FAST)  # type: ignore[untyped-decorator]
-def _scores(weight: Any, bias: Any, ids: Any, h: Any) -> Any:
-    out = np.empty(ids.shape[0], np.float64)
+def _score(weight: Any, bias: Any, ids: Any, h: Any, out: Any) -> None:
+    nbytes = weight.itemsize * h.shape[0]
     for n in range(ids.shape[0]):
         row = weight[ids[n]]
+        if n + 1 < ids.shape[0]:  # rows lie far apart: ask for the next while this one is read
+            after = weight.ctypes.data + weight.strides[0] * ids[n + 1]
+            for line in range(0, nbytes, 64):
+                prefetch(after + line)
         total = 0.0
         for j in range(h.shape[0]):
             total += widen(row[j]) * np.float64(h[j])
@@ -159,6 +192,22 @@ def _scores(weight: Any, bias: Any, ids: Any, h: Any) -> Any:
     if bias.size:
         for n in range(ids.shape[0]):
             out[n] += bias[ids[n]]
+
+
+@njit(parallel=True, cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _scores_together(weight: Any, bias: Any, ids: Any, h: Any, out: Any) -> None:
+    for part in prange((len(ids) + _SHARE - 1) // _SHARE):
+        first, last = part * _SHARE, min((part + 1) * _SHARE, len(ids))
+        _score(weight, bias, ids[first:last], h, out[first:last])
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _scores(weight: Any, bias: Any, ids: Any, h: Any) -> Any:
+    out = np.empty(ids.shape[0], np.float64)
+    if len(ids) > _SHARE:
+        _scores_together(weight, bias, ids, h, out)
+    else:
+        _score(weight, bias, ids, h, out)
     return out
 
 
@@ -387,3 +436,101 @@ def propose(q: Float32, sums: Float64, place: float) -> int:
     """Find the row at which the running sum of `q [rows]` passes a place; `sums` are its blocks."""
     row: int = _propose(q, sums, place)
     return row
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _logit(z: Any, factor: Any, softcap: Any) -> Any:
+    y = z * factor
+    return np.tanh(y / softcap) * softcap if softcap > 0 else y
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _draw(
+    q: Any, scale: Any, residual: Any, norm: Any, base: Any, most: Any,
+    h: Any, cap: Any, V: Any, g: Any, factors: Any, limits: Any, upper: Any, peaks: Any,
+    weight: Any, bias: Any, first: Any, factor: Any, softcap: Any, temperature: Any,
+    chances: Any, loose: Any, sums: Any, ids: Any,
+) -> Any:  # fmt: skip
+    _read(
+        q, scale, residual, norm, base, most, h, cap, V, g, factors, limits, upper, peaks
+    )  # fmt: skip
+    rescored, proposed, unsettled = 0, 0, 0
+    one = np.empty(1, np.int64)
+    for b in range(len(h)):
+        ids[b] = -1
+        unsettled += 1
+        reach = limits[b, 1]
+        if not reach < LARGEST:
+            continue
+        rows, exact, cut = _shortlist(weight, bias, h[b], upper[b], peaks[b], first, 1, 0.0)
+        best = -np.inf
+        for i in range(len(exact)):
+            exact[i] = _logit(exact[i], factor, softcap)
+            best = max(best, exact[i])
+        slope, shift, slack = _exponent_of(reach, best, factor, temperature)
+        if not (np.isfinite(best) and slack <= WIDEST):
+            continue
+        rescored += len(rows)
+        known = 0.0
+        for i in range(len(exact)):
+            known += np.exp((exact[i] - best) / temperature)
+            exact[i] = known
+        _weigh(
+            upper[b], np.float32(_float32_from(cut)), np.float32(slope), np.float32(shift + slack),
+            np.float32(softcap / factor), loose, sums,
+        )  # fmt: skip
+        total = known
+        for block in range(len(sums)):
+            total += sums[block]
+        for t in range(chances.shape[1]):
+            place = chances[b, t, 0] * total
+            if place < known:
+                i = 0
+                while not exact[i] > place:
+                    i += 1
+                ids[b] = rows[i]
+                break
+            row = _propose(loose, sums, place - known)
+            if loose[row] == 0:  # only by rounding, at the very edge of a block
+                continue
+            one[0] = row
+            rescored += 1
+            y = _logit(_scores(weight, bias, one, h[b])[0], factor, softcap)
+            if chances[b, t, 1] * loose[row] < np.exp((y - best) / temperature):
+                ids[b] = row
+                break
+        if ids[b] >= 0:
+            proposed += t + 1
+            unsettled -= 1
+    return rescored, proposed, unsettled
+
+
+def draw(
+    copy: tuple[Any, ...],
+    most: Float64,
+    h: Float32,
+    cap: int,
+    V: int,
+    room: Room,
+    weight: Any,
+    bias: Float64,
+    first: int,
+    transform: tuple[float, float],
+    temperature: float,
+    chances: Float64,
+    loose: Float32,
+    sums: Float64,
+    ids: Ints,
+) -> tuple[int, int, int]:
+    """Fill ids `[B]` with one draw for each state from the softmax of all its logits.
+
+    As `rejection.py` does it, from `chances [B, pairs, 2]`; `first` rows are scored first. -1 for a
+    state that needs more care. Returns how many rows were scored and proposed, and how many states
+    are left.
+    """
+    _use_threads()
+    counts: tuple[int, int, int] = _draw(
+        *copy, most, h, cap, V, *room, weight, bias, first, *transform, float(temperature),
+        chances, loose, sums, ids,
+    )  # fmt: skip
+    return counts

@@ -11,6 +11,7 @@ rounding of float64 sums.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +25,9 @@ from lmhead.head.screening.ranking import Scored, Transform
 SCORED_FIRST = 64
 TRIES = 64
 """Proposals for one draw; past that many the draw is made from all logits, and counted."""
+WIDEST = 4.0  # bits of slack beyond which float32 weights are too coarse to propose from
 _LOG2E = math.log2(math.e)
-_WIDEST = 4.0  # bits of slack beyond which float32 weights are too coarse to propose from
+_PAIRS = 8  # random pairs that are made together: more than a draw needs, but for one in thousands
 
 
 class Drawn(NamedTuple):
@@ -53,11 +55,17 @@ class Proposals(NamedTuple):
     sums: Float64
     total: float
 
-    def draw(self, generator: torch.Generator | None) -> tuple[int, int]:
-        """Return a token and how many were proposed; -1 where TRIES of them were rejected."""
+    def draw(
+        self, generator: torch.Generator | None, first: Float64 | None = None
+    ) -> tuple[int, int]:
+        """Return a token and how many were proposed; -1 where TRIES of them were rejected.
+
+        `first` are chances that the generator gave already.
+        """
         known = float(self.exact[-1])
-        for proposals in range(1, TRIES + 1):
-            place, chance = torch.rand(2, dtype=torch.float64, generator=generator).tolist()
+        for proposals, (place, chance) in enumerate(_each_chance(generator, first), 1):
+            if proposals > TRIES:
+                break
             place *= self.total
             if place < known:
                 return int(self.ids[self.exact.searchsorted(place, side="right")]), proposals
@@ -90,11 +98,8 @@ def proposals(
     best = require_finite(float(y.max(initial=-np.inf)))
     exact = np.cumsum(np.exp((y - best) / temperature))  # [n]
 
-    slope = _LOG2E * transform.factor / temperature
-    shift = -best * _LOG2E / temperature
-    # The exponent is a float32: 16 half-units for its roundings, 1e-3 for the series in `weigh`.
-    slack = 2.0**-20 * (query.reach * slope + abs(shift)) + 1e-3
-    if not slack <= _WIDEST:
+    slope, shift, slack = exponent_of(query.reach, best, transform.factor, temperature)
+    if not slack <= WIDEST:
         return None
     high, cap = float32_from(cut), transform.cap / transform.factor
     loose = query.kernels.weigh(query.upper, high, slope, shift + slack, cap, weights, sums)
@@ -110,16 +115,50 @@ def draw(
     weights: Float32,
     sums: Float64,
     generator: torch.Generator | None,
+    first: Float64 | None = None,
 ) -> Drawn:
     """Draw one token: by proposals, or from all logits where these do not lead to one."""
     made = proposals(query, touched, transform, temperature, weights, sums)
-    token, tried = (-1, 0) if made is None else made.draw(generator)
+    token, tried = (-1, 0) if made is None else made.draw(generator, first)
     if token >= 0:
         return Drawn(token, tried)
     scored = query.everything()
     ids, y = Scored(scored.ids, transform(scored.z)).join(touched)
     token = int(ids[pick(y, temperature, generator)])
     return Drawn(token, tried, "temperature" if made is None else "tries")
+
+
+def chances(generators: Sequence[torch.Generator | None]) -> Float64:
+    """Make random pairs `[B, pairs, 2]` in [0, 1): where to propose, and whether to take it."""
+    made = torch.empty(len(generators), _PAIRS, 2, dtype=torch.float64)
+    if len(set(generators)) == 1:
+        made.uniform_(generator=generators[0])
+    else:
+        for one, generator in zip(made, generators, strict=True):
+            one.uniform_(generator=generator)
+    pairs: Float64 = made.numpy()
+    return pairs
+
+
+def _each_chance(
+    generator: torch.Generator | None, first: Float64 | None
+) -> Iterator[tuple[float, float]]:
+    made = chances([generator])[0] if first is None else first
+    while True:
+        yield from made.tolist()
+        made = chances([generator])[0]
+
+
+def exponent_of(
+    reach: float, best: float, factor: float, temperature: float
+) -> tuple[float, float, float]:
+    """Say how a bound becomes the exponent of a weight: slope, shift, and slack to add to it.
+
+    The exponent is a float32: 16 half-units for its roundings, 1e-3 for the series in `weigh`.
+    """
+    slope = _LOG2E * factor / temperature
+    shift = -best * _LOG2E / temperature
+    return slope, shift, 2.0**-20 * (reach * slope + abs(shift)) + 1e-3
 
 
 def float32_from(x: float) -> float:

@@ -27,8 +27,10 @@ class Row(Protocol):
         """Return the edited tokens and the k best of the others."""
         ...
 
-    def draw(self, temperature: float, generator: torch.Generator | None) -> Drawn:
-        """Draw from the softmax of all logits."""
+    def draw(
+        self, temperature: float, generator: torch.Generator | None, first: Float64 | None = None
+    ) -> Drawn:
+        """Draw from the softmax of all logits; `first` are chances to begin with."""
         ...
 
 
@@ -51,7 +53,9 @@ class DenseRow(NamedTuple):
         """Return every token: among them are the edited ones."""
         return Scored(np.arange(len(self.y)), self.y)
 
-    def draw(self, temperature: float, generator: torch.Generator | None) -> Drawn:
+    def draw(
+        self, temperature: float, generator: torch.Generator | None, first: Float64 | None = None
+    ) -> Drawn:
         """Draw from the softmax of all logits."""
         return Drawn(pick(self.y, temperature, generator))
 
@@ -88,11 +92,13 @@ class ScreenedRow(NamedTuple):
         """Return the edited tokens and the k best of the others."""
         return self._logits(self.query.best(k)).join(self.touched)
 
-    def draw(self, temperature: float, generator: torch.Generator | None) -> Drawn:
-        """Draw from the softmax of all logits."""
+    def draw(
+        self, temperature: float, generator: torch.Generator | None, first: Float64 | None = None
+    ) -> Drawn:
+        """Draw from the softmax of all logits; `first` are chances to begin with."""
         return draw(
             self.query, self.touched, self.transform, temperature,
-            self.weights, self.sums, generator,
+            self.weights, self.sums, generator, first,
         )  # fmt: skip
 
     def _logits(self, scored: Scored) -> Scored:

@@ -21,6 +21,8 @@ from lmhead.head.screening.bounds import (
     largest_step,
 )
 from lmhead.head.screening.query import Query
+from lmhead.head.screening.ranking import Transform
+from lmhead.head.screening.rejection import SCORED_FIRST
 
 TOGETHER = 16
 """States per pass over the copy."""
@@ -33,6 +35,15 @@ class Best(NamedTuple):
     z: Float64
     settled: Bools
     rescored: int
+    unsettled: int
+
+
+class Draws(NamedTuple):
+    """One token for each of some states, `[B]`; -1 where it is not settled."""
+
+    ids: Ints
+    rescored: int
+    proposed: int
     unsettled: int
 
 
@@ -86,6 +97,25 @@ class Scanner:
             )  # fmt: skip
             rescored, unsettled = rescored + scored, unsettled + left
         return Best(ids, z, settled, rescored, unsettled)
+
+    def draw(
+        self, h: Float32, transform: Transform, temperature: float, chances: Float64, V: int
+    ) -> Draws:
+        """Read the copy once for states h `[B, d]` and draw one of the first V rows for each.
+
+        Compiled loops only. What they cannot settle is left open.
+        """
+        ids, rescored, proposed, unsettled = np.empty(len(h), np.int64), 0, 0, 0
+        for start in range(0, len(h), TOGETHER):
+            part = slice(start, start + TOGETHER)
+            some = h[part]
+            scored, tried, left = self.kernels.draw(
+                self._copy, self._most, some, self._cap, V, self._room(len(some)),
+                self.numbers, self.bias, SCORED_FIRST, transform, temperature,
+                chances[part], self.weights, self.sums, ids[part],
+            )  # fmt: skip
+            rescored, proposed, unsettled = rescored + scored, proposed + tried, unsettled + left
+        return Draws(ids, rescored, proposed, unsettled)
 
     def _query(self, h: Float32, n: int, V: int, room: Room) -> Query | None:
         error, reach = room.limits[n].tolist()
