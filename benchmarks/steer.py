@@ -11,8 +11,8 @@ the words. Five tables, each the mean over the seeds (0, 1, ...), which also mak
 - detect: `tsv` at the layer against the recipe to the letter, `auto`, and every baseline, on the
   test rows; 32 labels, up to 500 unlabelled rows, 100 validation rows, a quarter held out;
 - frontier: constraints at that layer, on the first DATA: effect against harm;
-- steer: a vector within its budget on held-out pairs of the first DATA that has any, and the same
-  direction unbounded;
+- steer: a vector within its budget, which the guard keeps at every token, on held-out pairs of the
+  first DATA that has any; the same direction unbounded; and that with the guard;
 - time: how long `tsv` takes with 32 labels and 500 unlabelled rows.
 
 Every result is kept in the folder WORK as soon as it is there; a run that was stopped goes on.
@@ -32,15 +32,15 @@ from typing import Any
 import torch
 
 from lmhead.loading import Model, load
-from lmhead.steer import SteeringVector, audit, certify
+from lmhead.steer import SteeringVector, certify
 from lmhead.steer.baselines import baselines
 from lmhead.steer.blocks import Blocks
 from lmhead.steer.constraints import Constraints, harm
-from lmhead.steer.data import Data, read, split_pairs
+from lmhead.steer.data import Data, read
 from lmhead.steer.detect import prototype_scores, score_rows
+from lmhead.steer.evaluate import Steered, evaluate
 from lmhead.steer.frontier import PROMPT, SETTINGS, measure
-from lmhead.steer.metrics import auroc_interval, mean_interval
-from lmhead.steer.pairs import PairRuns
+from lmhead.steer.metrics import auroc_interval
 from lmhead.steer.prompts import NEUTRAL
 from lmhead.steer.runs import Runs
 from lmhead.steer.states import States, read_states
@@ -57,7 +57,8 @@ class Bench:
         self.work.mkdir(parents=True, exist_ok=True)
         self.model: Model = load(options.model)
         self.data = [take(source) for source in options.data]
-        self.layer: int = len(Blocks(self.model.body)) // 2 if options.layer < 0 else options.layer
+        blocks = Blocks(self.model.body)  # type: ignore[arg-type]  # says where they are out of reach
+        self.layer: int = len(blocks) // 2 if options.layer < 0 else options.layer
         about = f"{options.model} {self.model.head.sha256} {self.layer} {options.unbounded}"
         about += f" {Settings()} {SETTINGS}"
         self.tag = hashlib.sha256(about.encode()).hexdigest()[:8]  # of what results depend on
@@ -220,17 +221,21 @@ def steer_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
                     job="steer", method=method, seed=seed, constraints=Constraints(budget=2.0)
                 )
                 vector = bench.vector(f"steer-{name_of(data)}-{method}-{seed}", data, request)
-                _, held = split_pairs(data.pairs, seed)
-                runs = PairRuns.read(bench.model, held, vector.layer)
-                plain = runs.log_odds(bench.model.head, None)
-                found: Result = {"method": method, "seed": seed, "pairs": len(held)}
-                for name, factor in (("within", 1.0), ("unbounded", bench.options.unbounded)):
-                    strong = vector * factor
-                    gain = runs.log_odds(bench.model.head, strong.added) - plain
-                    seen = audit(bench.model, strong)
+                found: Result = {"method": method, "seed": seed, "layer": vector.layer}
+                strong = vector.alpha * bench.options.unbounded
+                ways: dict[str, dict[str, float]] = {
+                    "within": {"budget": 2.0},
+                    "unbounded": {"alpha": strong},
+                    "guarded": {"alpha": strong, "budget": 2.0},
+                }
+                for name, options in ways.items():
+                    done = evaluate(vector, data, bench.model, seed=seed, **options)
+                    assert isinstance(done, Steered)
+                    seen = done.audit
+                    found["pairs"] = done.pairs
                     found[name] = {
-                        "alpha": strong.alpha,
-                        "gain": mean_interval(gain, seed=seed).to_dict(),
+                        "alpha": options.get("alpha", vector.alpha),
+                        "gain": done.gain.to_dict(),
                         "range": seen.delta.range,
                         "max_kl": seen.kl_max,
                         "perplexity": seen.perplexity[1] / seen.perplexity[0],

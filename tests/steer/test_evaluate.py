@@ -103,6 +103,31 @@ def test_a_steering_vector_is_evaluated_on_held_out_pairs(
         evaluate(vector, data, model, seed=5)
 
 
+def test_what_the_guard_lets_through_is_evaluated(
+    tiny: Tiny, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairs, "NEUTRAL", ("a plain text.", "and another one, as plain."))
+    audit_module = sys.modules["lmhead.steer.audit"]
+    monkeypatch.setattr(audit_module, "NEUTRAL", ("a plain text.", "and another one."))
+    model = tiny("llama")
+    vector = train(data, model, job="steer", method="mean-diff", layer=1)
+    strong = 20 * vector.alpha
+    free = evaluate(vector, data, model, alpha=strong)
+    held = evaluate(vector, data, model, alpha=strong, budget=0.5)
+    loose = evaluate(vector, data, model, alpha=strong, budget=1e6, kl_cap=1e6)
+    assert isinstance(free, Steered)
+    assert isinstance(held, Steered)
+    assert isinstance(loose, Steered)
+    assert held.audit.delta.range <= 0.5 < free.audit.delta.range
+    assert held.audit.kl_max < free.audit.kl_max
+    # A guard with nothing to do changes nothing.
+    assert loose.gain.value == pytest.approx(free.gain.value, abs=1e-4)
+    assert loose.audit.kl_max == pytest.approx(free.audit.kl_max, rel=1e-4)
+    detector = train(data, model, method="probe", layer=1, **SMALL)
+    with pytest.raises(BadInput, match="this one detects"):
+        evaluate(detector, data, model, budget=2.0)
+
+
 @pytest.mark.model
 def test_truth_has_a_direction_in_the_real_model(smollm2: Path) -> None:
     """Learned on some tables of facts, it moves held-out pairs the right way."""

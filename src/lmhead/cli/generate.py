@@ -9,7 +9,7 @@ import typer
 
 from lmhead.cli.options import Chat, Json, Model, parse_order, read_prompt, read_prompts
 from lmhead.cli.sampling import with_controls
-from lmhead.cli.steer import Alpha, Budget, Steering, note_guard
+from lmhead.cli.steer import Alpha, Budget, KlCap, Steering, note_guard
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
 
@@ -66,14 +66,7 @@ def generate(
     ] = None,
     alpha: Alpha = None,
     budget: Budget = None,
-    kl_cap: Annotated[
-        float | None,
-        typer.Option(
-            "--kl-cap",
-            help="Hold steering back at every token to this KL, in nat.",
-            rich_help_panel="Steering",
-        ),
-    ] = None,
+    kl_cap: KlCap = None,
     json: Json = False,
     *,
     controls: dict[str, Any],

@@ -40,6 +40,14 @@ Budget = Annotated[
         rich_help_panel="Steering",
     ),
 ]
+KlCap = Annotated[
+    float | None,
+    typer.Option(
+        "--kl-cap",
+        help="Hold steering back at every token to this KL, in nat.",
+        rich_help_panel="Steering",
+    ),
+]
 
 
 @app.command("check")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmhead.cli.options import Json, Model
+from lmhead.cli.steer import Alpha, Budget, KlCap
 from lmhead.cli.steer_train import DataFile
 from lmhead.models.registry import DEFAULT_MODEL
 
@@ -27,9 +28,15 @@ def eval_(
     seen: Annotated[
         bool, typer.Option("--seen", help="Allow rows that the vector was trained on.")
     ] = False,
+    alpha: Alpha = None,
+    budget: Budget = None,
+    kl_cap: KlCap = None,
     json: Json = False,
 ) -> None:
-    """Evaluate a vector on held-out rows, beside simpler ways and beside what else it does."""
+    """Evaluate a vector on held-out rows, beside simpler ways and beside what else it does.
+
+    With --budget or --kl-cap the guard holds a steering vector back, as while generating.
+    """
     from lmhead.cli import render
     from lmhead.loading import load
     from lmhead.steer import SteeringVector
@@ -39,7 +46,16 @@ def eval_(
     loaded_vector, rows = SteeringVector.load(vector), read(data)
     loaded = load(model, progress=render.progress)
     result = evaluate(
-        loaded_vector, rows, loaded, seed=seed, test=test, seen=seen, progress=render.progress
+        loaded_vector,
+        rows,
+        loaded,
+        seed=seed,
+        test=test,
+        seen=seen,
+        alpha=alpha,
+        kl_cap=kl_cap,
+        budget=budget,
+        progress=render.progress,
     )
     if json:
         render.print_json(result.to_dict())
@@ -79,6 +95,7 @@ def _show_steered(result: "Steered") -> None:
     value, interval = _interval(result.gain)
     facts("log-odds of true endings", f"{value} more than {result.log_odds:.3f} (95 %: {interval})")
     facts("true ending likelier", " -> ".join(render.percent(share) for share in result.right))
+    facts("neutral text: range of delta", f"max {found.delta.range:.3f} logits")
     facts("neutral text: KL", f"max {found.kl_max:.3f}, median {found.kl_median:.4f} nat")
     facts("best token changed", render.percent(found.flips))
     facts("perplexity", " -> ".join(f"{p:.2f}" for p in found.perplexity))

@@ -22,6 +22,7 @@ from lmhead.progress import Progress, silent
 from lmhead.steer.apply import SteeredBody, Vectors, torch_body, with_alpha
 from lmhead.steer.blocks import steering
 from lmhead.steer.certificate import project
+from lmhead.steer.guard import guard
 from lmhead.steer.prompts import NEUTRAL
 
 
@@ -110,20 +111,26 @@ def audit(
     prompts: Sequence[str] | None = None,
     *,
     alpha: float | None = None,
+    kl_cap: float | None = None,
+    budget: float | None = None,
     continuations: int = 8,
     tokens: int = 24,
     progress: Progress = silent,
 ) -> Audit:
     """Measure what `vectors` do to the model on `prompts` (24 plain sentences, unless given).
 
-    The openings of the first `continuations` prompts are also continued greedily by `tokens`.
+    The openings of the first `continuations` prompts are also continued greedily by `tokens`. With
+    `kl_cap` or `budget` the guard is at work, and it is measured what it lets through.
     """
     texts = list(NEUTRAL if prompts is None else prompts)
     if not texts:
         raise BadInput("there is no prompt to audit on; expected at least one")
     body = torch_body(model)
     added = steering(body, with_alpha(vectors, alpha))
-    steered = replace(model, body=SteeredBody(body, added))
+    if kl_cap is None and budget is None:
+        steered = replace(model, body=SteeredBody(body, added))
+    else:
+        steered = guard(model, vectors, kl_cap, budget, alpha=alpha).model
     encoded = [model.encode(text) for text in texts]
     V = model.reachable
     tally = _Tally(V, sum(map(len, encoded)) * V)

@@ -9,10 +9,12 @@ import torch
 from lmhead.errors import BadInput
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
+from lmhead.steer.apply import with_alpha
 from lmhead.steer.audit import Audit, audit
 from lmhead.steer.baselines import SURFACE_SOLVES, Baseline, baselines
 from lmhead.steer.data import Data, Pair, Row, require_both, split, split_pairs
 from lmhead.steer.detect import score_rows
+from lmhead.steer.guard import guard
 from lmhead.steer.metrics import Interval, auroc_interval, mean_interval
 from lmhead.steer.pairs import PairRuns
 from lmhead.steer.states import States, read_states
@@ -84,6 +86,9 @@ def evaluate(
     seed: int | None = None,
     test: float | None = None,
     seen: bool = False,
+    alpha: float | None = None,
+    kl_cap: float | None = None,
+    budget: float | None = None,
     states: States | None = None,
     progress: Progress = silent,
 ) -> Detected | Steered:
@@ -91,12 +96,19 @@ def evaluate(
 
     `seed` and `test` (the share held out) default to those on its card. Rows that the vector was
     trained on are refused unless `seen`; `states` are those of all rows of `data`,
-    where they are known already.
+    where they are known already. A steering vector can be given another `alpha`; with `kl_cap` or
+    `budget` the guard holds it back, and what gets through is evaluated.
     """
     seed = (vector.card.seed or 0) if seed is None else seed
     test = float(vector.card.data.get("test", 0.25)) if test is None else test
     if vector.card.job == "steer":
-        return _steered(vector, data, model, seed, test, seen, progress)
+        [vector] = with_alpha(vector, alpha)
+        return _steered(vector, data, model, seed, test, seen, kl_cap, budget, progress)
+    if any(value is not None for value in (alpha, kl_cap, budget)):
+        raise BadInput(
+            "alpha, kl_cap and budget are for a vector that steers; this one detects, and nothing "
+            "is generated from it"
+        )
     return _detected(vector, data, model, seed, test, seen, states, progress)
 
 
@@ -158,6 +170,8 @@ def _steered(
     seed: int,
     test: float,
     seen: bool,
+    kl_cap: float | None,
+    budget: float | None,
     progress: Progress,
 ) -> Steered:
     if not data.pairs:
@@ -167,7 +181,11 @@ def _steered(
     _, held = split_pairs(data.pairs, seed, test)
     refuse_seen(vector, held, seen)
     runs = PairRuns.read(model, held, vector.layer, progress=progress)
-    before, after = runs.log_odds(model.head, None), runs.log_odds(model.head, vector.added)
+    before = runs.log_odds(model.head, None)
+    head = model.head
+    if kl_cap is not None or budget is not None:
+        head = guard(model, vector, kl_cap, budget).head
+    after = runs.log_odds(head, vector.added)
     return Steered(
         data.name,
         seed,
@@ -175,5 +193,5 @@ def _steered(
         float(before.mean()),
         mean_interval(after - before, seed=seed),
         (float((before > 0).float().mean()), float((after > 0).float().mean())),
-        audit(model, vector, progress=progress),
+        audit(model, vector, kl_cap=kl_cap, budget=budget, progress=progress),
     )

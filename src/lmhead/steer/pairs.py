@@ -22,6 +22,7 @@ from lmhead.steer.blocks import Blocks
 from lmhead.steer.certificate import alpha_for
 from lmhead.steer.constraints import harm, penalty
 from lmhead.steer.data import Data, Pair, Row, hashes, split_pairs
+from lmhead.steer.guard import GuardedHead
 from lmhead.steer.prompts import NEUTRAL
 from lmhead.steer.runs import Run, Runs, frozen
 from lmhead.steer.select import METHODS
@@ -65,10 +66,16 @@ class PairRuns:
 
     @torch.no_grad()
     def log_odds(self, head: LMHead, added: Tensor | None) -> Tensor:
-        """Return the log-odds of every pair, `[N]`, with a vector `[d]` added at every token."""
+        """Return the log-odds of every pair, `[N]`, with a vector `[d]` added at every token.
+
+        A guarded head gets the states without and with it, and keeps its limits.
+        """
         result = torch.zeros(2 * self.count)
         for run in self.runs.chunks(range(2 * self.count)):
-            result[run.indices] = ending_logprob(head, run, run.run(added))
+            h = run.run(added)
+            if isinstance(head, GuardedHead):
+                h = torch.cat([run.unsteered(), h], dim=-1)
+            result[run.indices] = ending_logprob(head, run, h)
         return result[: self.count] - result[self.count :]
 
 
@@ -81,7 +88,11 @@ def ending_logprob(head: LMHead, run: Run, h: Tensor) -> Tensor:
         tokens, first = run.runs.encoded[i]
         ids[b, : len(tokens)] = torch.tensor(tokens)
         scored[b, first - 1 : len(tokens) - 1] = True
-    losses = head.loss(h[:, :-1][scored], ids[:, 1:][scored], normed=True, reduction="none")
+    states, targets = h[:, :-1][scored], ids[:, 1:][scored]
+    if isinstance(head, GuardedHead):
+        losses = F.cross_entropy(head(states, normed=True), targets, reduction="none")
+    else:
+        losses = head.loss(states, targets, normed=True, reduction="none")
     return -torch.zeros(B).index_add(0, scored.nonzero()[:, 0], losses.float())
 
 
