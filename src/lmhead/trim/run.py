@@ -299,8 +299,8 @@ def _prove(work: _Work, report: TrimReport, folder: Path, progress: Progress) ->
         corpus=work.request.corpus,
         samples=samples,
         # Without a corpus nothing is known of what will be said; a few steps show that it runs.
-        length=work.request.length if samples else 8,
-        prompts=20 if samples else 8,
+        length=work.request.length if samples else 4,
+        prompts=20 if samples else 4,
         model=work.__dict__.get("model"),
         greedy_binds=report.coverage is not None and report.reasons.get("size") is None,
         progress=progress,
