@@ -59,6 +59,7 @@ def show_proof(proof: "Proof") -> None:
 
     table = render.table("proof", "failed", "of", "", "", title=None)
     table.columns[-2].justify = table.columns[-1].justify = "left"
+    table.columns[-1].no_wrap = False  # a long note takes a second line, not the figures' room
     for check in proof.checks:
         mark = "[green]ok[/green]" if check.failed == 0 else "[yellow]differs[/yellow]"
         table.add_row(
