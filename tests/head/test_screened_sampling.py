@@ -168,12 +168,23 @@ def test_temperatures_too_small_for_the_weights(head, h):
     assert screened.stats.fallbacks == {"temperature": 3}
 
 
-def test_one_generator_for_each_state(head):
+@pytest.mark.parametrize("edited", [False, True])
+def test_one_generator_for_each_state(head, edited):
+    """A state draws the same token alone and among others."""
     screened = ScreenedHead.from_head(head)
-    h = torch.randn(4, D, generator=torch.Generator().manual_seed(2))
-    alone = [screened.sample(h[n], generator=torch.Generator().manual_seed(n)) for n in range(4)]
-    together = screened.sample(h, generator=[torch.Generator().manual_seed(n) for n in range(4)])
-    assert together.tolist() == [x.item() for x in alone]
+    h = torch.randn(7, D, generator=torch.Generator().manual_seed(2))
+    edits = [Edit.repetition([n, 5, 900 + n], 1.3).then(Edit.ban([28])) for n in range(len(h))]
+    for seed in range(40):
+        alone, together = (
+            [torch.Generator().manual_seed(100 * seed + n) for n in range(len(h))] for _ in range(2)
+        )
+        options = {"temperature": 0.3 + seed / 10}
+        ids = screened.sample(h, generator=together, edits=edits if edited else None, **options)
+        for n, generator in enumerate(alone):
+            one = screened.sample(
+                h[n], generator=generator, edits=edits[n] if edited else None, **options
+            )
+            assert int(one) == int(ids[n])
 
 
 @pytest.mark.skipif(not HAS_NUMBA, reason="numba is missing")
