@@ -114,6 +114,14 @@ def test_with_edits(head, h):
     assert p_value(ids, law(y, 1.0)) > 1e-4
 
 
+def test_an_edit_may_hold_parameters(head, h):
+    screened, strength = ScreenedHead.from_head(head), torch.nn.Parameter(torch.tensor(1e6))
+    edit = Edit(torch.tensor([7]), lambda z: z + strength)
+    state = h.clone().requires_grad_()
+    assert int(screened.sample(state, edits=edit)) == 7
+    assert int(screened.topk(state, 1, edits=edit).ids) == 7
+
+
 def test_top_k_top_p_and_min_p(head, h):
     screened = ScreenedHead.from_head(head)
     y = h.double() @ head.weight.double().T

@@ -308,13 +308,14 @@ class ScreenedHead:
                 yield ScreenedRow(query, touched, self._transform, scanner.weights, scanner.sums)
                 self.stats.rescored += query.rescored
 
+    @torch.no_grad()
     def _dense_row(self, h: Float32, edit: Edit | None, V: int) -> DenseRow:
-        with torch.no_grad():
-            y = self.dense(torch.from_numpy(h), normed=True)[:V].double()
+        y = self.dense(torch.from_numpy(h), normed=True)[:V].double()
         if edit is not None:
             y = y.index_copy(0, edit.ids, edit.change(y[edit.ids]).double())
         return DenseRow(y.numpy())
 
+    @torch.no_grad()
     def _touch(self, query: Query, edit: Edit | None) -> Scored:
         """Take the edited rows out of the screen, and give them with their new logits."""
         if edit is None or not len(edit.ids):

@@ -4,7 +4,7 @@ Processors have an instruction that multiplies int8 or int16 numbers in pairs an
 numba's own loops do not reach it.
 
 numba's cache looks at the file of the function that it compiled, not at what that one calls: after
-a change here or in `bounds.py`, touch `kernels.py`.
+a change here, in `bounds.py` or in `rejection.py`, touch `kernels.py`.
 """
 
 from itertools import product
