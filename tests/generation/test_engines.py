@@ -1,6 +1,7 @@
 """Engines by name: the same tokens, whichever computes the head."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,6 +70,32 @@ def test_penalties_and_bans_give_the_same_tokens(
 
 
 @pytest.mark.parametrize("controls", [{}, {"repetition_penalty": 1.2, "banned_ids": (28,)}])
+def test_every_draw_of_a_batch_is_the_one_that_its_state_gives_alone(
+    linked: Model, controls: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screened = engine(linked, "screened")
+    assert isinstance(screened, ScreenedHead)
+    sample, drawn = ScreenedHead.sample, []
+
+    def both(self: ScreenedHead, h: torch.Tensor, temperature: float, **options: Any) -> Any:
+        alone = []
+        for n in range(len(h)):
+            edits = options["edits"]
+            mine = {"generator": options["generator"][n].clone_state(), "limit": options["limit"]}
+            mine["edits"] = None if edits is None else edits[n]
+            alone.append(int(sample(self, h[n], temperature, normed=True, **mine)))
+        drawn.append((alone, sample(self, h, temperature, **options)))
+        return drawn[-1][1]
+
+    monkeypatch.setattr(ScreenedHead, "sample", both)
+    generate(PROMPTS, linked, batch_size=3, temperature=0.8, seed=9, max_tokens=16, head=screened,
+             **controls)  # fmt: skip
+    assert len(drawn) >= 16
+    for alone, together in drawn:
+        assert alone == together.tolist()
+
+
+@pytest.mark.parametrize("controls", [{}, {"repetition_penalty": 1.2, "banned_ids": (28,)}])
 def test_plain_sampling_asks_for_a_draw_and_a_seed_stays_a_seed(
     linked: Model, controls: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,8 +103,7 @@ def test_plain_sampling_asks_for_a_draw_and_a_seed_stays_a_seed(
     assert isinstance(screened, ScreenedHead)
     monkeypatch.setattr(ScreenedHead, "__call__", None)
     # Alone and in a batch the body rounds differently. At a low temperature few tokens share the
-    # probability, so that a draw hardly ever falls between; `test_screened_sampling.py` has the
-    # same at all temperatures for equal states.
+    # probability, so that a draw hardly ever falls between; the test above is of equal states.
     options = {"temperature": 0.3, "seed": 9, "max_tokens": 16, "head": screened, **controls}
     together = generate(PROMPTS, linked, batch_size=3, **options)
     assert screened.stats.draws == sum(len(r.ids) for r in together)

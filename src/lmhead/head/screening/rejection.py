@@ -27,7 +27,7 @@ TRIES = 64
 """Proposals for one draw; past that many the draw is made from all logits, and counted."""
 WIDEST = 4.0  # bits of slack beyond which float32 weights are too coarse to propose from
 _LOG2E = math.log2(math.e)
-_PAIRS = 8  # random pairs that are made together: more than a draw needs, but for one in thousands
+_PAIRS = 8  # random pairs that are made together: at usual temperatures more than a draw needs
 
 
 class Drawn(NamedTuple):
