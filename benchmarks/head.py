@@ -14,6 +14,7 @@ transformers' own `generate`.
 
 import argparse
 import gc
+import itertools
 import json
 import pydoc
 import time
@@ -68,12 +69,10 @@ def measure(head: LMHead, states: Tensor, batch: int, rounds: int) -> dict[str, 
     weight, half = head.weight.detach(), head.weight.detach().bfloat16()
     words = screened.screen.q.view(torch.int64).flatten().numpy()
     numba.set_num_threads(torch.get_num_threads())
-    place = 0
+    given = itertools.cycle(states.split(batch)[: len(states) // batch])
 
     def some() -> Tensor:
-        nonlocal place
-        place = (place + batch) % (len(states) - batch + 1)
-        return states[place : place + batch]
+        return next(given)
 
     def logits(W: Tensor) -> Tensor:
         return F.linear(some().to(W.dtype), W)

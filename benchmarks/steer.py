@@ -10,7 +10,7 @@ the words. Five tables, each the mean over the seeds (0, 1, ...), which also mak
   epoch that the validation rows choose, and once at the last one, where a free vector has grown;
 - detect: `tsv` at the layer against the recipe to the letter, `auto`, and every baseline, on the
   test rows; 32 labels, up to 500 unlabelled rows, 100 validation rows, a quarter held out;
-- frontier: constraints at that layer, on the first DATA: effect against harm;
+- frontier: constraints at that layer, on the first DATA: effect against harm, at the last epoch;
 - steer: a vector within its budget, which the guard keeps at every token, on held-out pairs of the
   first DATA that has any; the same direction unbounded; and that with the guard;
 - time: how long `tsv` takes with 32 labels and 500 unlabelled rows.
@@ -191,7 +191,12 @@ def frontier_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
     for name, constraints in SETTINGS:
         for seed in seeds:
             request = Request(
-                method="tsv", layer=layer, unlabelled=0, seed=seed, constraints=constraints
+                method="tsv",
+                layer=layer,
+                unlabelled=0,
+                seed=seed,
+                settings=Settings(last=True),
+                constraints=constraints,
             )
 
             def compute(name: str = name, request: Request = request) -> Result:

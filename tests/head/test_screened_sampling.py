@@ -15,7 +15,7 @@ from lmhead.head import Edit, LMHead
 from lmhead.head.screened import ScreenedHead
 from lmhead.head.screening import checks
 from lmhead.head.screening.bounds import Screen
-from lmhead.head.screening.rejection import chances
+from lmhead.head.screening.rejection import Chances
 
 HAS_NUMBA = checks.find_spec("numba") is not None
 KERNELS = [
@@ -212,7 +212,7 @@ def test_the_compiled_loop_draws_the_same_tokens(biased, factor):
         temperature, generator = 0.5 + seed / 10, torch.Generator().manual_seed(seed)
         drawn = compiled.sample(h, temperature, generator=generator)
         generator.manual_seed(seed)
-        first = chances([generator] * len(h))
+        first = Chances().draw([generator] * len(h))
         rows = plain._rows(h.numpy(), None, V)
         one_by_one = [row.draw(temperature, generator, first[n]) for n, row in enumerate(rows)]
         for one in one_by_one:

@@ -107,6 +107,20 @@ def test_the_epoch_is_chosen_on_the_validation_rows(tiny: Tiny) -> None:
     assert train(tiny("llama"), settings=replace(FEW, last=True)).epoch == 6
 
 
+def test_a_start_that_misleads_is_not_begun_from(tiny: Tiny) -> None:
+    """Only where the validation rows rank the class means below chance do random ones begin."""
+    model = tiny("llama")
+    labelled = texts(model, 1, 12, 0)
+    still = Settings(epochs=1, learning_rate=1e-12)  # it hardly leaves where it began
+    to_the_letter = fit(model.head, labelled, settings=replace(still, letter=True)).prototypes
+    means = fit(model.head, labelled, settings=still).prototypes
+    assert not torch.allclose(means, to_the_letter, atol=0.1)
+    turned_round = Texts(labelled.runs, 1 - labelled.y)
+    for validation, expected in ((labelled, means), (turned_round, to_the_letter)):
+        begun = fit(model.head, labelled, None, validation, settings=still).prototypes
+        torch.testing.assert_close(begun, expected)
+
+
 def test_the_same_seed_gives_the_same_vector(tiny: Tiny) -> None:
     model = tiny("llama")
     first, again, other = train(model), train(model), train(model, seed=1)

@@ -12,15 +12,17 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
 from lmhead.head.base import TopK, check_k, check_temperature
 from lmhead.head.dense import LMHead
-from lmhead.head.screening.bounds import Float32, Float64, Ints, Screen, build_screen
+from lmhead.head.screening.bounds import Float32, Ints, Screen, build_screen
 from lmhead.head.screening.checks import (
     Kernels,
     check_copy,
@@ -34,7 +36,7 @@ from lmhead.head.screening.edits import Edit
 from lmhead.head.screening.file import load_screen, save_screen, screen_paths
 from lmhead.head.screening.query import NOTHING, Query
 from lmhead.head.screening.ranking import Scored, Transform
-from lmhead.head.screening.rejection import chances, nucleus, pick
+from lmhead.head.screening.rejection import Chances, nucleus, pick
 from lmhead.head.screening.rows import DenseRow, Row, ScreenedRow
 from lmhead.head.screening.scanner import TOGETHER, Scanner
 from lmhead.head.screening.stats import Stats
@@ -42,6 +44,7 @@ from lmhead.progress import Progress, silent
 
 _GREEDY_BELOW = torch.finfo(torch.float32).tiny
 
+Logits = TypeVar("Logits", np.float32, np.float64)
 Edits = Edit | Sequence[Edit | None] | None
 Generators = torch.Generator | Sequence[torch.Generator] | None
 
@@ -80,7 +83,8 @@ class ScreenedHead:
         self._transform = Transform(factor, dense.softcap or 0.0)
         self._dtype = dense.weight.dtype
         self._width = (dense.hidden_size,)
-        self._made_of = _identity(dense)
+        self._made_of = _Weights(dense)
+        self._chances = Chances()
         self._lock = threading.Lock()  # one scanner, and numba's threads serve one caller at a time
 
     @classmethod
@@ -151,11 +155,14 @@ class ScreenedHead:
         """
         V = self._limit(limit)
         check_k(k, V)
-        states, shape = self._states(h, normed)
+        states = self._states(h, normed)
         with self._lock:
-            ids, y = self._best(states, k, edits, V)
-        ids, y = ids.reshape(*shape, k), y.reshape(*shape, k)
-        return TopK(torch.from_numpy(ids), torch.from_numpy(y).float())
+            ids, y = self._best(states, k, edits, V, np.float32)
+        top = TopK(torch.from_numpy(ids), torch.from_numpy(y))
+        shape = states.shape[:-1]
+        if len(shape) == 1:
+            return top
+        return TopK(top.ids.view(*shape, k), top.logits.view(*shape, k))
 
     def sample(
         self,
@@ -184,13 +191,14 @@ class ScreenedHead:
         V = self._limit(limit)
         if top_k is not None:
             check_k(top_k, V)
-        states, shape = self._states(h, normed)
-        generators = each(generator, len(states), "generators")
+        states = self._states(h, normed)
+        shape = states.shape[:-1]
+        generators = each(generator, math.prod(shape), "generators")
         if top_k is None and top_p is None and min_p is None:
             with self._lock:
                 ids = self._draw(states, temperature, generators, edits, V)
-            return torch.from_numpy(ids.reshape(shape))
-        drawn = np.empty(len(states), np.int64)
+            return torch.from_numpy(ids if len(shape) == 1 else ids.reshape(shape))
+        drawn = np.empty(len(generators), np.int64)
 
         def choose(n: int, kept: Scored) -> None:
             kept = nucleus(kept, temperature, top_p, min_p)
@@ -198,10 +206,11 @@ class ScreenedHead:
 
         with self._lock:
             if top_k is not None:
-                for n, best in enumerate(zip(*self._best(states, top_k, edits, V), strict=True)):
-                    choose(n, Scored(*best))
+                best = self._best(states, top_k, edits, V, np.float64)
+                for n, (ids, y) in enumerate(zip(*best, strict=True)):
+                    choose(n, Scored(ids, y))
                 return torch.from_numpy(drawn).view(shape)
-            for n, row in enumerate(self._rows(states, edits, V, dense=top_p is not None)):
+            for n, row in enumerate(self._rows(_array(states), edits, V, dense=top_p is not None)):
                 if top_p is not None:
                     choose(n, row.best(V))
                 else:
@@ -226,7 +235,7 @@ class ScreenedHead:
         V = self._limit(limit)
         k = min(k, V)
         check_k(k, V)
-        states, shape = self._states(h, normed)
+        states = _array(entering := self._states(h, normed))
         plain = None if touched is None else [Edit(ids, _unchanged) for ids in touched]
         with self._lock:
             found = [row.candidates(k) for row in self._rows(states, plain, V)]
@@ -236,59 +245,64 @@ class ScreenedHead:
         for n, scored in enumerate(found):
             ids[n, : len(scored.ids)] = torch.from_numpy(scored.ids)
             y[n, : len(scored.ids)] = torch.from_numpy(scored.z)
+        shape = entering.shape[:-1]
         return TopK(ids.view(*shape, widest), y.view(*shape, widest))
 
-    def _best(self, states: Float32, k: int, edits: Edits, V: int) -> tuple[Ints, Float64]:
-        """Give the k best tokens of states `[B, d]`, ids and logits `[B, k]`; under the lock."""
+    def _best(
+        self, states: Tensor, k: int, edits: Edits, V: int, dtype: type[Logits]
+    ) -> tuple[Ints, npt.NDArray[Logits]]:
+        """Give the k best tokens of states, ids and logits `[B, k]`; under the lock."""
+        shape = math.prod(states.shape[:-1]), k
+        ids = np.empty(shape, np.int64)
+        y = np.empty(shape, dtype if self._transform.nothing else np.float64)
         if edits is None and self._compiled:
-            self._check_weights()
-            ids, z, settled, rescored, unsettled = self._scanner.best(states, k, V)
-            y = self._transform(z)
-            self.stats.rescored += rescored
-            self.stats.states += len(states) - unsettled
-            if not unsettled:
+            self._made_of.check()
+            counts = self._scanner.best(states.data_ptr(), k, V, ids, y)
+            self.stats.add(shape[0], counts)
+            if not self._transform.nothing:
+                y = self._transform(y)
+            if not counts.unsettled and y.dtype == dtype:
                 return ids, y
-            left = np.flatnonzero(~settled)
+            left = np.flatnonzero(ids[:, 0] < 0)
         else:
-            ids, y = np.empty((len(states), k), np.int64), np.empty((len(states), k))
-            left = np.arange(len(states))
-        for n, row in zip(left, self._rows(states[left], edits, V), strict=True):
-            ids[n], y[n] = row.best(k)
-        return ids, y
+            left = np.arange(shape[0])
+        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite
+            for n, row in zip(left, self._rows(_array(states)[left], edits, V), strict=True):
+                ids[n], y[n] = row.best(k)
+            return ids, y.astype(dtype, copy=False)
 
     def _draw(
         self,
-        states: Float32,
+        states: Tensor,
         temperature: float,
         generators: Sequence[torch.Generator | None],
         edits: Edits,
         V: int,
     ) -> Ints:
-        """Draw one token for each of states `[B, d]`, `[B]`; under the lock."""
-        first = chances(generators)  # [B, pairs, 2]
+        """Draw one token for each of some states, `[B]`; under the lock."""
+        ids = np.empty(len(generators), np.int64)
+        first = self._chances.draw(generators)  # [B, pairs, 2]
         if edits is None and self._compiled:
-            self._check_weights()
-            made = self._scanner.draw(states, self._transform, temperature, first, V)
-            ids = made.ids
-            settled = len(states) - made.unsettled
-            self.stats.states += settled
-            self.stats.draws += settled
-            self.stats.rescored += made.rescored
-            self.stats.proposals += made.proposed
-            if not made.unsettled:
-                return ids
-            left = np.flatnonzero(ids < 0)
+            self._made_of.check()
+            counts = self._scanner.draw(
+                states.data_ptr(), self._transform, temperature, first, V, ids
+            )
+            self.stats.add(len(ids), counts)
+            self.stats.draws += len(ids) - counts.unsettled
+            left = np.flatnonzero(ids < 0).tolist() if counts.unsettled else []
         else:
-            ids, left = np.empty(len(states), np.int64), np.arange(len(states))
-        for n, row in zip(left.tolist(), self._rows(states[left], edits, V), strict=True):
-            one = row.draw(temperature, generators[n], first[n])
-            ids[n] = one.id
-            self.stats.count(one)
+            left = list(range(len(ids)))
+        if left:
+            rows = self._rows(_array(states)[left], edits, V)
+            for n, row in zip(left, rows, strict=True):
+                one = row.draw(temperature, generators[n], first[n])
+                ids[n] = one.id
+                self.stats.count(one)
         return ids
 
     def _rows(self, states: Float32, edits: Edits, V: int, dense: bool = False) -> Iterator[Row]:
         """Give every state `[B, d]` as a row to ask; call it under the lock."""
-        self._check_weights()
+        self._made_of.check()
         changes = each(edits, len(states), "edits")
         for edit in changes if edits is not None else ():
             check_ids(edit, V)
@@ -325,21 +339,22 @@ class ScreenedHead:
         y = edit.change(torch.from_numpy(self._transform(rows.z)))
         return Scored(rows.ids, y.double().numpy())
 
-    def _states(self, h: Tensor, normed: bool) -> tuple[Float32, tuple[int, ...]]:
-        """Give what enters the projection, `[B, d]` as the weight's dtype has it, and h's shape."""
-        if not (normed and self._is_plain(h)):
-            with torch.no_grad():
-                h = self.dense.entering(h, normed).to(self._dtype).float().detach()
-        states: Float32 = h.numpy()
-        shape = states.shape
-        return np.ascontiguousarray(states.reshape(-1, shape[-1])), shape[:-1]
+    def _states(self, h: Tensor, normed: bool) -> Tensor:
+        """Give what enters the projection, `[..., d]`, in float32 as the weight's dtype has it."""
+        if normed and self._is_plain(h):
+            return h
+        with torch.no_grad():
+            entering = self.dense.entering(h, normed).to(self._dtype).float()
+        return entering.detach().contiguous()
 
     def _is_plain(self, h: Tensor) -> bool:
         """Tell whether h can be read as it is; to ask the dense head takes longer."""
         return (
-            h.dtype is torch.float32 is self._dtype
+            type(h) is Tensor
+            and h.dtype is torch.float32 is self._dtype
             and h.shape[-1:] == self._width
-            and not h.requires_grad
+            and h.is_cpu
+            and h.is_contiguous()
         )
 
     def _limit(self, limit: int | None) -> int:
@@ -347,13 +362,6 @@ class ScreenedHead:
             return self.vocab_size
         check_k(limit, self.vocab_size)
         return limit
-
-    def _check_weights(self) -> None:
-        if _identity(self.dense) != self._made_of:
-            raise LMHeadError(
-                "the head's weights changed after its int8 copy was made; "
-                "make it again with ScreenedHead.from_head"
-            )
 
     def __repr__(self) -> str:
         share = self.screen.nbytes / (self.vocab_size * self.hidden_size * 4)
@@ -372,13 +380,39 @@ def _save(screen: Screen, paths: Sequence[Path], sha256: str) -> Path:
     return save_screen(screen, last, sha256)
 
 
-def _identity(head: LMHead) -> tuple[int, ...]:
-    """Tell the weights in memory apart: where they lie, and how often they were written to."""
-    weight, bias = head.weight, head.bias
-    mine = weight.data_ptr(), -1 if weight.is_inference() else weight._version
-    if bias is None:
-        return mine
-    return *mine, bias.data_ptr(), -1 if bias.is_inference() else bias._version
+class _Weights:
+    """The numbers that a copy was made of: where they lie, and how often they were written to."""
+
+    def __init__(self, head: LMHead) -> None:
+        # Where torch keeps them: to ask the module by name takes longer.
+        self._places = [
+            (kept, name)
+            for kept in (head._parameters, head._buffers)
+            for name in ("weight", "bias")
+            if kept.get(name) is not None
+        ]
+        self._found = self._look()
+
+    def _look(self) -> list[int]:
+        found: list[int] = []
+        for kept, name in self._places:
+            tensor = kept.get(name)
+            if tensor is not None:
+                found += tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+        return found
+
+    def check(self) -> None:
+        if self._look() != self._found:
+            raise LMHeadError(
+                "the head's weights changed after its int8 copy was made; "
+                "make it again with ScreenedHead.from_head"
+            )
+
+
+def _array(states: Tensor) -> Float32:
+    """Give states `[..., d]` as an array `[B, d]`."""
+    array: Float32 = states.detach().numpy()
+    return array.reshape(-1, array.shape[-1])
 
 
 def _unchanged(z: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """What safety costs: effect against harm, over constraints and budgets.
 
 For a detector the effect is AUROC on the validation rows, for a steering vector the gain in the
-log-odds of held-out pairs. Harm is measured on neutral text, at every position, end to end.
+log-odds of held-out pairs. Harm is measured on neutral text, at every position, end to end. Every
+vector is trained to the last epoch: one that was stopped early is harmless by itself.
 """
 
 from collections.abc import Sequence
@@ -116,7 +117,7 @@ def frontier(
             "nothing; expected tsv, or the job steer"
         )
     if request.job == "detect":
-        request = replace(request, method="tsv")
+        request = replace(request, method="tsv", settings=replace(request.settings, last=True))
         if not on_test and request.validation == 0:
             raise BadInput("the frontier is measured on validation rows; ask for some")
     blocks = Blocks(model.body)  # type: ignore[arg-type]

@@ -6,9 +6,9 @@ compared with two prototypes, true first: p = softmax(cosine / 0.1). First cross
 labelled texts; then optimal transport gives the unlabelled ones soft labels, and the surest join.
 
 Where this differs from the published code, and `letter=True` does not: the prototypes start at
-the class means instead of at random, and soft labels stay soft (there they are cast to integers,
-which leaves nearly all of them without any label). Never from there: the epoch is chosen on the
-validation rows, not on the test rows.
+the class means instead of at random, unless those rank the validation rows worse than chance; and
+soft labels stay soft (there they are cast to integers, which leaves nearly all of them without any
+label). Never from there: the epoch is chosen on the validation rows, not on the test rows.
 """
 
 import hashlib
@@ -159,7 +159,7 @@ def fit(
     """
     training = _Training(head, labelled, settings, constraints, calibration, seed)
     key = training.key(unlabelled, validation)
-    state = (checkpoint and _State.load(checkpoint, key)) or training.start()
+    state = (checkpoint and _State.load(checkpoint, key)) or training.start(validation)
     total = settings.epochs * (1 if unlabelled is None else 2)
     with progress("training the vector", total=total) as advance:
         advance(state.epoch)
@@ -215,16 +215,9 @@ class _Training:
                 about += [texts.runs.layer, texts.runs.encoded, texts.y.tolist()]
         return hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()
 
-    def start(self) -> _State:
-        d = self.head.hidden_size
-        generator = torch.Generator().manual_seed(self.seed)
-        if self.settings.letter:
-            prototypes = torch.randn(2, d, generator=generator)
-        else:
-            r = F.normalize(self.labelled.runs.last(None), dim=-1)
-            prototypes = torch.stack([r[self.labelled.y == c].mean(0) for c in (1, 0)])
-        prototypes = F.normalize(prototypes, dim=-1)
-        zeros = torch.zeros(d)
+    def start(self, validation: Texts | None) -> _State:
+        prototypes = F.normalize(self._first_prototypes(validation), dim=-1)
+        zeros = torch.zeros(self.head.hidden_size)
         return _State(
             v=zeros.clone(),
             first=zeros.clone(),
@@ -235,6 +228,19 @@ class _Training:
             joined=torch.zeros(0, dtype=torch.long),
             soft=torch.zeros(0, 2),
         )
+
+    def _first_prototypes(self, validation: Texts | None) -> Tensor:
+        """Return the class means; if the validation rows say they mislead, a random pair."""
+        if not self.settings.letter:
+            r = F.normalize(self.labelled.runs.last(None), dim=-1)
+            means = torch.stack([r[self.labelled.y == c].mean(0) for c in (1, 0)])
+            if validation is None:
+                return means
+            found = score(validation.runs.last(None), means, self.settings.temperature)[:, 0]
+            if auroc(found, validation.y) >= 0.5:
+                return means
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randn(2, self.head.hidden_size, generator=generator)
 
     def scores(self, state: _State, texts: Texts) -> Tensor:
         """Return p(true) of each text, `[N]`."""

@@ -43,7 +43,6 @@ from lmhead.progress import Progress, silent
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 BLOCK = 64  # rows that share one maximum
 LANES = 16  # columns that a kernel reads together

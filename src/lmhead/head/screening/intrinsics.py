@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -164,6 +164,24 @@ def prefetch(typing: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _float_at(typing: Any, address: Any) -> Any:
+    """Read the float32 at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], ir.FloatType().as_pointer()))
+
+    return types.float32(types.intp), generate
+
+
+@njit  # type: ignore[untyped-decorator]
+def floats_at(address: Any, out: Any) -> None:
+    """Copy float32 numbers that lie at an address into an array `[n, m]`."""
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            out[i, j] = _float_at(address + 4 * (i * out.shape[1] + j))
 
 
 @intrinsic  # type: ignore[untyped-decorator]

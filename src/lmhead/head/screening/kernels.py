@@ -21,7 +21,6 @@ from lmhead.head.screening.bounds import (
     LARGEST,
     SMALLEST_STEP,
     TINY,
-    Bools,
     Float32,
     Float64,
     Ints,
@@ -31,6 +30,7 @@ from lmhead.head.screening.bounds import (
 from lmhead.head.screening.intrinsics import (
     block_bounds,
     float_of,
+    floats_at,
     four_with_one,
     one_with_four,
     prefetch,
@@ -48,6 +48,7 @@ _exponent_of = njit(cache=True, nogil=True)(exponent_of)
 _float32_from = njit(cache=True, nogil=True)(float32_from)
 _PART = 8  # blocks that one thread reads at a time: some 300 KB
 _SHARE = 16  # rows that one thread scores at a time; fewer are not worth a second one
+_ROWS_AHEAD = 8  # rows lie far apart: they are asked for that many before they are scored
 _local = threading.local()
 
 
@@ -178,13 +179,15 @@ def rows_between(upper: Float32, peaks: Float32, low: float, high: float) -> Int
 
 @njit(cache=True, nogil=True, fastmath=_FAST)  # type: ignore[untyped-decorator]
 def _score(weight: Any, bias: Any, ids: Any, h: Any, out: Any) -> None:
-    nbytes = weight.itemsize * h.shape[0]
-    for n in range(ids.shape[0]):
-        row = weight[ids[n]]
-        if n + 1 < ids.shape[0]:  # rows lie far apart: ask for the next while this one is read
-            after = weight.ctypes.data + weight.strides[0] * ids[n + 1]
+    nbytes, start = weight.itemsize * h.shape[0], weight.ctypes.data
+    for n in range(-_ROWS_AHEAD, ids.shape[0]):
+        if n + _ROWS_AHEAD < ids.shape[0]:
+            ahead = start + weight.strides[0] * ids[n + _ROWS_AHEAD]
             for line in range(0, nbytes, 64):
-                prefetch(after + line)
+                prefetch(ahead + line)
+        if n < 0:
+            continue
+        row = weight[ids[n]]
         total = 0.0
         for j in range(h.shape[0]):
             total += widen(row[j]) * np.float64(h[j])
@@ -315,19 +318,22 @@ def _order(ids: Any, z: Any, n: Any) -> Any:
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _best(
     q: Any, scale: Any, residual: Any, norm: Any, base: Any, most: Any,
-    h: Any, cap: Any, V: Any, g: Any, factors: Any, limits: Any, upper: Any, peaks: Any,
-    weight: Any, bias: Any, k: Any, ids: Any, z: Any, settled: Any,
+    address: Any, h: Any, cap: Any, V: Any,
+    g: Any, factors: Any, limits: Any, upper: Any, peaks: Any,
+    weight: Any, bias: Any, k: Any, ids: Any, z: Any,
 ) -> Any:  # fmt: skip
+    floats_at(address, h)
     _read(
         q, scale, residual, norm, base, most, h, cap, V, g, factors, limits, upper, peaks
     )  # fmt: skip
     rescored, unsettled = 0, 0
     for b in range(len(h)):
-        for i in range(k):  # in loops: numba takes seconds to compile the copy of a slice
-            ids[b, i], z[b, i] = 0, 0.0
         error, reach = limits[b, 0], limits[b, 1]
-        settled[b] = reach < LARGEST
-        if not settled[b]:
+        settled = reach < LARGEST
+        if not settled:
+            ids[b, 0] = -1
+            for i in range(k):  # in loops: numba takes seconds to compile the copy of a slice
+                z[b, i] = 0.0
             unsettled += 1
             continue
         margin = 2 * error
@@ -336,16 +342,19 @@ def _best(
         rows, s = _order(rows, s, min(k + 1, len(rows)))
         for i in range(len(rows) - 1):
             # Without an error (h is 0) equal scores are equal.
-            settled[b] &= not (error > 0 and s[i] - s[i + 1] <= margin)
+            settled &= not (error > 0 and s[i] - s[i + 1] <= margin)
         for i in range(k):
             ids[b, i], z[b, i] = rows[i], s[i]
-        unsettled += not settled[b]
+        if not settled:
+            ids[b, 0] = -1
+            unsettled += 1
     return rescored, unsettled
 
 
 def best(
     copy: tuple[Any, ...],
     most: Float64,
+    address: int,
     h: Float32,
     cap: int,
     V: int,
@@ -354,17 +363,16 @@ def best(
     bias: Float64,
     k: int,
     ids: Ints,
-    z: Float64,
-    settled: Bools,
+    z: Float32 | Float64,
 ) -> tuple[int, int]:
     """Fill ids and z `[B, k]` with the k best of the first V rows, best first.
 
-    `settled [B]` is false for a state that needs more care: one that is not finite or too large,
-    or whose scores are too close to each other to tell their order. Returns how many rows were
-    scored, and how many states are not settled.
+    The states lie at an address, and are copied to h `[B, d]`. The first id is -1 for a state that
+    needs more care: one that is not finite or too large, or whose scores are too close to each
+    other to tell their order. Returns how many rows were scored, and how many states are left.
     """
     _use_threads()
-    counts: tuple[int, int] = _best(*copy, most, h, cap, V, *room, weight, bias, k, ids, z, settled)
+    counts: tuple[int, int] = _best(*copy, most, address, h, cap, V, *room, weight, bias, k, ids, z)
     return counts
 
 
@@ -447,10 +455,12 @@ def _logit(z: Any, factor: Any, softcap: Any) -> Any:
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _draw(
     q: Any, scale: Any, residual: Any, norm: Any, base: Any, most: Any,
-    h: Any, cap: Any, V: Any, g: Any, factors: Any, limits: Any, upper: Any, peaks: Any,
+    address: Any, h: Any, cap: Any, V: Any,
+    g: Any, factors: Any, limits: Any, upper: Any, peaks: Any,
     weight: Any, bias: Any, first: Any, factor: Any, softcap: Any, temperature: Any,
     chances: Any, loose: Any, sums: Any, ids: Any,
 ) -> Any:  # fmt: skip
+    floats_at(address, h)
     _read(
         q, scale, residual, norm, base, most, h, cap, V, g, factors, limits, upper, peaks
     )  # fmt: skip
@@ -508,6 +518,7 @@ def _draw(
 def draw(
     copy: tuple[Any, ...],
     most: Float64,
+    address: int,
     h: Float32,
     cap: int,
     V: int,
@@ -524,13 +535,13 @@ def draw(
 ) -> tuple[int, int, int]:
     """Fill ids `[B]` with one draw for each state from the softmax of all its logits.
 
-    As `rejection.py` does it, from `chances [B, pairs, 2]`; `first` rows are scored first. -1 for a
-    state that needs more care. Returns how many rows were scored and proposed, and how many states
-    are left.
+    As `rejection.py` does it, from `chances [B, pairs, 2]`; `first` rows are scored first. The
+    states lie at an address, and are copied to h `[B, d]`. -1 for a state that needs more care.
+    Returns how many rows were scored and proposed, and how many states are left.
     """
     _use_threads()
     counts: tuple[int, int, int] = _draw(
-        *copy, most, h, cap, V, *room, weight, bias, first, *transform, float(temperature),
+        *copy, most, address, h, cap, V, *room, weight, bias, first, *transform, float(temperature),
         chances, loose, sums, ids,
     )  # fmt: skip
     return counts

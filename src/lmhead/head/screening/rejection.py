@@ -128,25 +128,39 @@ def draw(
     return Drawn(token, tried, "temperature" if made is None else "tries")
 
 
-def chances(generators: Sequence[torch.Generator | None]) -> Float64:
-    """Make random pairs `[B, pairs, 2]` in [0, 1): where to propose, and whether to take it."""
-    made = torch.empty(len(generators), _PAIRS, 2, dtype=torch.float64)
-    if len(set(generators)) == 1:
-        made.uniform_(generator=generators[0])
-    else:
-        for one, generator in zip(made, generators, strict=True):
-            one.uniform_(generator=generator)
-    pairs: Float64 = made.numpy()
-    return pairs
+class Chances:
+    """Random pairs in [0, 1): where to propose, and whether to take it. For one caller at a time.
+
+    They are made in room that is kept: to make a tensor and an array takes longer than the numbers.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: Float64 = np.empty((0, _PAIRS, 2))
+        self._room = torch.from_numpy(self._numbers)
+
+    def draw(self, generators: Sequence[torch.Generator | None]) -> Float64:
+        """Make pairs `[B, pairs, 2]`, which last until the next call."""
+        states = len(generators)
+        if len(self._numbers) != states:
+            self._numbers = np.empty((states, _PAIRS, 2))
+            with torch.inference_mode(False):  # or it could not be filled outside of that mode
+                self._room = torch.from_numpy(self._numbers)
+        if states == 1 or len(set(generators)) == 1:
+            self._room.uniform_(generator=generators[0])
+        else:
+            for one, generator in zip(self._room, generators, strict=True):
+                one.uniform_(generator=generator)
+        return self._numbers
 
 
 def _each_chance(
     generator: torch.Generator | None, first: Float64 | None
 ) -> Iterator[tuple[float, float]]:
-    made = chances([generator])[0] if first is None else first
+    more = Chances()
+    made = more.draw([generator])[0] if first is None else first
     while True:
         yield from made.tolist()
-        made = chances([generator])[0]
+        made = more.draw([generator])[0]
 
 
 def exponent_of(

@@ -1,6 +1,7 @@
 """One pass over the int8 copy for some states, and the room it works in."""
 
 import math
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -10,7 +11,6 @@ from torch import Tensor
 from lmhead.head.screening.bounds import (
     BLOCK,
     LARGEST,
-    Bools,
     Float32,
     Float64,
     Ints,
@@ -28,20 +28,9 @@ TOGETHER = 16
 """States per pass over the copy."""
 
 
-class Best(NamedTuple):
-    """The k best rows of some states, `[B, k]` each, as far as they are settled, `[B]`."""
+class Counts(NamedTuple):
+    """How many rows were scored and proposed, and how many states are not settled."""
 
-    ids: Ints
-    z: Float64
-    settled: Bools
-    rescored: int
-    unsettled: int
-
-
-class Draws(NamedTuple):
-    """One token for each of some states, `[B]`; -1 where it is not settled."""
-
-    ids: Ints
     rescored: int
     proposed: int
     unsettled: int
@@ -69,6 +58,7 @@ class Scanner:
         self._cap = largest_step(screen.q.shape[1])
         self._rooms: dict[int, Room] = {}  # views of the largest one
         rows = len(screen.scale)
+        self._h = np.empty((TOGETHER, screen.hidden_size), np.float32)
         self.weights = np.empty(rows, np.float32)  # for a draw
         self.sums = np.empty(rows // BLOCK, np.float64)
 
@@ -81,41 +71,49 @@ class Scanner:
         self.kernels.read(self._copy, self._most, h, self._cap, V, room)
         return [self._query(h[n], n, V, room) for n in range(len(h))]
 
-    def best(self, h: Float32, k: int, V: int) -> Best:
-        """Read the copy once for states h `[B, d]` and rank their k best rows of the first V.
+    def best(self, address: int, k: int, V: int, ids: Ints, z: Float32 | Float64) -> Counts:
+        """Read the copy once for the states at an address and rank their best rows of the first V.
 
-        Compiled loops only. What they cannot settle is left open.
+        Fills ids and z `[B, k]`. Compiled loops only: what they cannot settle has the first id -1.
         """
-        B, rescored, unsettled = len(h), 0, 0
-        ids, z, settled = np.empty((B, k), np.int64), np.empty((B, k)), np.empty(B, np.bool_)
-        for first in range(0, B, TOGETHER):
-            part = slice(first, first + TOGETHER)
-            some = h[part]
+        rescored = unsettled = 0
+        for part, at, h in self._parts(address, len(ids)):
             scored, left = self.kernels.best(
-                self._copy, self._most, some, self._cap, V, self._room(len(some)),
-                self.numbers, self.bias, k, ids[part], z[part], settled[part],
+                self._copy, self._most, at, h, self._cap, V, self._room(len(h)),
+                self.numbers, self.bias, k, ids[part], z[part],
             )  # fmt: skip
             rescored, unsettled = rescored + scored, unsettled + left
-        return Best(ids, z, settled, rescored, unsettled)
+        return Counts(rescored, 0, unsettled)
 
     def draw(
-        self, h: Float32, transform: Transform, temperature: float, chances: Float64, V: int
-    ) -> Draws:
-        """Read the copy once for states h `[B, d]` and draw one of the first V rows for each.
+        self,
+        address: int,
+        transform: Transform,
+        temperature: float,
+        chances: Float64,
+        V: int,
+        ids: Ints,
+    ) -> Counts:
+        """Read the copy once for the states at an address and draw one of the first V rows each.
 
-        Compiled loops only. What they cannot settle is left open.
+        Fills ids `[B]`. Compiled loops only: what they cannot settle is -1.
         """
-        ids, rescored, proposed, unsettled = np.empty(len(h), np.int64), 0, 0, 0
-        for start in range(0, len(h), TOGETHER):
-            part = slice(start, start + TOGETHER)
-            some = h[part]
+        rescored = proposed = unsettled = 0
+        for part, at, h in self._parts(address, len(ids)):
             scored, tried, left = self.kernels.draw(
-                self._copy, self._most, some, self._cap, V, self._room(len(some)),
+                self._copy, self._most, at, h, self._cap, V, self._room(len(h)),
                 self.numbers, self.bias, SCORED_FIRST, transform, temperature,
                 chances[part], self.weights, self.sums, ids[part],
             )  # fmt: skip
             rescored, proposed, unsettled = rescored + scored, proposed + tried, unsettled + left
-        return Draws(ids, rescored, proposed, unsettled)
+        return Counts(rescored, proposed, unsettled)
+
+    def _parts(self, address: int, states: int) -> Iterator[tuple[slice, int, Float32]]:
+        """Give the states that are read together: which, where they lie, and room for them."""
+        for first in range(0, states, TOGETHER):
+            last = min(first + TOGETHER, states)
+            at = address + first * self._h.strides[0]
+            yield slice(first, last), at, self._h[: last - first]
 
     def _query(self, h: Float32, n: int, V: int, room: Room) -> Query | None:
         error, reach = room.limits[n].tolist()

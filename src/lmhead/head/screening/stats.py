@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from lmhead.head.screening.rejection import Drawn
+from lmhead.head.screening.scanner import Counts
 
 
 @dataclass
@@ -20,6 +21,12 @@ class Stats:
     draws: int = 0
     proposals: int = 0
     fallbacks: Counter[str] = field(default_factory=Counter)
+
+    def add(self, states: int, counts: Counts) -> None:
+        """Count what compiled loops settled of some states; who settles the rest counts it."""
+        self.states += states - counts.unsettled
+        self.rescored += counts.rescored
+        self.proposals += counts.proposed
 
     def count(self, drawn: Drawn) -> None:
         """Count one full-softmax draw."""
