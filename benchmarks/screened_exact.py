@@ -33,7 +33,7 @@ from torch import Tensor
 
 from lmhead.head import Edit, LMHead
 from lmhead.head.screened import ScreenedHead
-from lmhead.head.screening.rejection import chances, pick, proposals
+from lmhead.head.screening.rejection import Chances, pick, proposals
 from lmhead.loading import Model, load
 
 PAGES = ("json", "argparse", "collections", "decimal", "email", "logging", "pathlib", "ssl")
@@ -196,7 +196,7 @@ def laws(
             made = proposals(query, touched, transform, T, scanner.weights, scanner.sums)
             tried = 0
             if change is None:
-                first = chances([generator] * COMPILED)
+                first = Chances().draw([generator] * COMPILED)
                 again = [made.draw(generator, one)[0] for one in first]
                 if again != compiled.tolist():
                     raise SystemExit("the compiled loop draws other tokens from the same numbers")

@@ -3,10 +3,10 @@
 Prints ratios from one run. Run: python benchmarks/trim.py [MODEL]
 """
 
+import argparse
 import json
 import os
 import resource
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -95,4 +95,6 @@ def main(model: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else DEFAULT_MODEL)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
+    main(parser.parse_args().model)

@@ -9,10 +9,10 @@ many there are depends on what is installed. Fifty longer texts, chosen by a fix
 second file, for looking at what the trimmed model does on texts that it was not trimmed for.
 """
 
+import argparse
 import ast
 import json
 import random
-import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +70,8 @@ def main(corpus: str, held: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: documents.py CORPUS.jsonl HELD.jsonl")
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("corpus", metavar="CORPUS.jsonl")
+    parser.add_argument("held", metavar="HELD.jsonl")
+    options = parser.parse_args()
+    main(options.corpus, options.held)
