@@ -11,8 +11,8 @@ the words. Five tables, each the mean over the seeds (0, 1, ...), which also mak
 - detect: `tsv` at the layer against the recipe to the letter, `auto`, and every baseline, on the
   test rows; 32 labels, up to 500 unlabelled rows, 100 validation rows, a quarter held out;
 - frontier: constraints at that layer, on the first DATA: effect against harm, at the last epoch;
-- steer: a vector within its budget, which the guard keeps at every token, on held-out pairs of the
-  first DATA that has any; the same direction unbounded; and that with the guard;
+- steer: on held-out pairs of the first DATA that has any, a vector at a strength that wrecks the
+  text: fitted to a budget and then guarded, as it is, and only guarded;
 - time: how long `tsv` takes with 32 labels and 500 unlabelled rows.
 
 Every result is kept in the folder WORK as soon as it is there; a run that was stopped goes on.
@@ -228,8 +228,8 @@ def steer_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
                 vector = bench.vector(f"steer-{name_of(data)}-{method}-{seed}", data, request)
                 found: Result = {"method": method, "seed": seed, "layer": vector.layer}
                 strong = vector.alpha * bench.options.unbounded
-                ways: dict[str, dict[str, float]] = {
-                    "within": {"budget": 2.0},
+                ways: dict[str, dict[str, Any]] = {
+                    "within": {"alpha": strong, "budget": 2.0, "fit": True},
                     "unbounded": {"alpha": strong},
                     "guarded": {"alpha": strong, "budget": 2.0},
                 }
@@ -239,7 +239,7 @@ def steer_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
                     seen = done.audit
                     found["pairs"] = done.pairs
                     found[name] = {
-                        "alpha": options.get("alpha", vector.alpha),
+                        "alpha": done.alpha,
                         "gain": done.gain.to_dict(),
                         "range": seen.delta.range,
                         "max_kl": seen.kl_max,
@@ -249,7 +249,7 @@ def steer_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
                     }
                 return found
 
-            rows.append(bench.once(f"steer-{name_of(data)}-{method}-{seed}", compute))
+            rows.append(bench.once(f"steer-fit-{name_of(data)}-{method}-{seed}", compute))
     return rows
 
 

@@ -10,7 +10,7 @@ import torch
 
 from lmhead.errors import BadInput
 from lmhead.loading import Model, load
-from lmhead.steer import pairs
+from lmhead.steer import pairs, strength
 from lmhead.steer.baselines import surface
 from lmhead.steer.builtin import builtin
 from lmhead.steer.data import Data, Row, split_pairs
@@ -123,6 +123,13 @@ def test_what_the_guard_lets_through_is_evaluated(
     # A guard with nothing to do changes nothing.
     assert loose.gain.value == pytest.approx(free.gain.value, abs=1e-4)
     assert loose.audit.kl_max == pytest.approx(free.audit.kl_max, rel=1e-4)
+    monkeypatch.setattr(strength, "NEUTRAL", ("a plain text.", "and another one, as plain."))
+    lowered = evaluate(vector, data, model, alpha=strong, budget=0.5, fit=True)
+    assert isinstance(lowered, Steered)
+    assert lowered.alpha < strong == held.alpha
+    assert lowered.audit.delta.range <= 0.5
+    with pytest.raises(BadInput, match="to no budget"):
+        evaluate(vector, data, model, fit=True)
     detector = train(data, model, method="probe", layer=1, **SMALL)
     with pytest.raises(BadInput, match="this one detects"):
         evaluate(detector, data, model, budget=2.0)

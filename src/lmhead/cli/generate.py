@@ -9,7 +9,7 @@ import typer
 
 from lmhead.cli.options import Chat, Json, Model, parse_order, read_prompt, read_prompts
 from lmhead.cli.sampling import with_controls
-from lmhead.cli.steer import Alpha, Budget, KlCap, Steering, note_guard
+from lmhead.cli.steer import Alpha, Budget, Fit, KlCap, Steering, note_guard
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
 
@@ -67,6 +67,7 @@ def generate(
     alpha: Alpha = None,
     budget: Budget = None,
     kl_cap: KlCap = None,
+    fit: Fit = False,
     json: Json = False,
     *,
     controls: dict[str, Any],
@@ -92,7 +93,7 @@ def generate(
         raise BadInput(
             "the engine max runs a model as one graph, which cannot be steered; leave it out"
         )
-    steering = Steering.of(steer or (), alpha, budget, kl_cap)
+    steering = Steering.of(steer or (), alpha, budget, kl_cap, fit)
     texts = [read_prompt(prompt or "")] if prompts is None else read_prompts(prompts)
     from lmhead.cli import render
     from lmhead.generation import generate as run
@@ -108,6 +109,7 @@ def generate(
     chosen = engine_of(loaded, engine, keepset=head, progress=render.progress)
     log = None
     if steering is not None:
+        steering = steering.fitted(loaded)
         loaded, chosen, log = steering.apply(loaded, chosen)
     options["head"] = chosen
     if prompts is not None and not json:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,6 +45,14 @@ KlCap = Annotated[
     typer.Option(
         "--kl-cap",
         help="Hold steering back at every token to this KL, in nat.",
+        rich_help_panel="Steering",
+    ),
+]
+Fit = Annotated[
+    bool,
+    typer.Option(
+        "--fit",
+        help="Lower alpha first until plain sentences keep the budget.",
         rich_help_panel="Steering",
     ),
 ]
@@ -332,6 +340,7 @@ class Steering:
     alpha: float | None
     budget: float | None
     kl_cap: float | None
+    fit: bool
 
     @classmethod
     def of(
@@ -340,13 +349,18 @@ class Steering:
         alpha: float | None,
         budget: float | None,
         kl_cap: float | None,
+        fit: bool,
     ) -> "Steering | None":
         """Read the vectors, and refuse wrong values before a model is loaded."""
         if not files:
             for name, value in (("alpha", alpha), ("budget", budget), ("kl-cap", kl_cap)):
                 if value is not None:
                     raise BadInput(f"--{name} is given without a vector; add --steer VECTOR")
+            if fit:
+                raise BadInput("--fit is given without a vector; add --steer VECTOR")
             return None
+        if fit and budget is None:
+            raise BadInput("--fit is given without a budget to fit to; add --budget B")
         from lmhead.steer import load_vectors
         from lmhead.steer.apply import with_alpha
         from lmhead.steer.certificate import check_budget
@@ -355,7 +369,19 @@ class Steering:
             if limit is not None:
                 check_budget(limit, name)
         vectors = [v for file in files for v in load_vectors(file)]
-        return cls(with_alpha(vectors, alpha), alpha, budget, kl_cap)
+        return cls(with_alpha(vectors, alpha), alpha, budget, kl_cap, fit)
+
+    def fitted(self, loaded: "Loaded") -> "Steering":
+        """Lower the vectors to the budget, if that is asked for, and say by how much."""
+        if not self.fit or self.budget is None:
+            return self
+        from lmhead.cli import render
+        from lmhead.steer import fitted
+
+        vectors = fitted(loaded, self.vectors, self.budget, progress=render.progress)
+        share = vectors[0].alpha / self.vectors[0].alpha
+        render.note(f"fitted: {share:.3g} of alpha keeps the budget {self.budget:g} on plain texts")
+        return replace(self, vectors=vectors, alpha=None)
 
     def apply(self, loaded: "Loaded", head: "Head") -> "tuple[Loaded, Head, GuardLog | None]":
         """Return the steered model, the head to use with it, and the guard's log if there is one.
@@ -378,6 +404,7 @@ class Steering:
             "alpha": [v.alpha for v in self.vectors],
             "budget": self.budget,
             "kl_cap": self.kl_cap,
+            "fit": self.fit,
             "guard": log and log.to_dict(),
         }
 

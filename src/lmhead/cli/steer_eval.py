@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmhead.cli.options import Json, Model
-from lmhead.cli.steer import Alpha, Budget, KlCap
+from lmhead.cli.steer import Alpha, Budget, Fit, KlCap
 from lmhead.cli.steer_train import DataFile
 from lmhead.models.registry import DEFAULT_MODEL
 
@@ -31,11 +31,13 @@ def eval_(
     alpha: Alpha = None,
     budget: Budget = None,
     kl_cap: KlCap = None,
+    fit: Fit = False,
     json: Json = False,
 ) -> None:
     """Evaluate a vector on held-out rows, beside simpler ways and beside what else it does.
 
-    With --budget or --kl-cap the guard holds a steering vector back, as while generating.
+    With --budget or --kl-cap the guard holds a steering vector back, as while generating; --fit
+    lowers alpha to the budget first.
     """
     from lmhead.cli import render
     from lmhead.loading import load
@@ -55,6 +57,7 @@ def eval_(
         alpha=alpha,
         kl_cap=kl_cap,
         budget=budget,
+        fit=fit,
         progress=render.progress,
     )
     if json:
@@ -93,6 +96,7 @@ def _show_steered(result: "Steered") -> None:
     found = result.audit
     facts = render.Facts(f"{result.data}, {result.pairs:,} held-out pairs, seed {result.seed}")
     value, interval = _interval(result.gain)
+    facts("alpha", f"{result.alpha:.4g}")
     facts("log-odds of true endings", f"{value} more than {result.log_odds:.3f} (95 %: {interval})")
     facts("true ending likelier", " -> ".join(render.percent(share) for share in result.right))
     facts("neutral text: range of delta", f"max {found.delta.range:.3f} logits")

@@ -5,6 +5,7 @@ from lmhead.steer.audit import Audit, audit
 from lmhead.steer.certificate import Certificate, alpha_for, certify
 from lmhead.steer.control import load_control_vector, load_vectors, save_control_vector
 from lmhead.steer.guard import Guarded, GuardLog, guard
+from lmhead.steer.strength import fitted
 from lmhead.steer.vector import HEAD, Card, SteeringVector, SteeringWarning
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "alpha_for",
     "audit",
     "certify",
+    "fitted",
     "guard",
     "load_control_vector",
     "load_vectors",

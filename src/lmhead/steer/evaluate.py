@@ -18,6 +18,7 @@ from lmhead.steer.guard import guard
 from lmhead.steer.metrics import Interval, auroc_interval, mean_interval
 from lmhead.steer.pairs import PairRuns
 from lmhead.steer.states import States, read_states
+from lmhead.steer.strength import fitted
 from lmhead.steer.train import known
 from lmhead.steer.vector import SteeringVector
 
@@ -57,6 +58,7 @@ class Steered:
     data: str
     seed: int
     pairs: int
+    alpha: float  # that it was evaluated with
     log_odds: float  # unsteered, mean
     gain: Interval
     right: tuple[float, float]  # share of pairs whose true ending is likelier, before and after
@@ -71,6 +73,7 @@ class Steered:
             "data": self.data,
             "seed": self.seed,
             "pairs": self.pairs,
+            "alpha": self.alpha,
             "log_odds": self.log_odds,
             "gain": self.gain.to_dict(),
             "right": {"unsteered": self.right[0], "steered": self.right[1]},
@@ -89,6 +92,7 @@ def evaluate(
     alpha: float | None = None,
     kl_cap: float | None = None,
     budget: float | None = None,
+    fit: bool = False,
     states: States | None = None,
     progress: Progress = silent,
 ) -> Detected | Steered:
@@ -97,17 +101,22 @@ def evaluate(
     `seed` and `test` (the share held out) default to those on its card. Rows that the vector was
     trained on are refused unless `seen`; `states` are those of all rows of `data`,
     where they are known already. A steering vector can be given another `alpha`; with `kl_cap` or
-    `budget` the guard holds it back, and what gets through is evaluated.
+    `budget` the guard holds it back, and what gets through is evaluated; `fit` lowers it to the
+    budget first, as `fitted` does.
     """
     seed = (vector.card.seed or 0) if seed is None else seed
     test = float(vector.card.data.get("test", 0.25)) if test is None else test
     if vector.card.job == "steer":
         [vector] = with_alpha(vector, alpha)
+        if fit:
+            if budget is None:
+                raise BadInput("a vector is to be fitted, but to no budget; give one")
+            [vector] = fitted(model, vector, budget, progress=progress)
         return _steered(vector, data, model, seed, test, seen, kl_cap, budget, progress)
-    if any(value is not None for value in (alpha, kl_cap, budget)):
+    if fit or any(value is not None for value in (alpha, kl_cap, budget)):
         raise BadInput(
-            "alpha, kl_cap and budget are for a vector that steers; this one detects, and nothing "
-            "is generated from it"
+            "alpha, kl_cap, budget and fit are for a vector that steers; this one detects, and "
+            "nothing is generated from it"
         )
     return _detected(vector, data, model, seed, test, seen, states, progress)
 
@@ -190,6 +199,7 @@ def _steered(
         data.name,
         seed,
         len(held),
+        vector.alpha,
         float(before.mean()),
         mean_interval(after - before, seed=seed),
         (float((before > 0).float().mean()), float((after > 0).float().mean())),

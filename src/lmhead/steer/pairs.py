@@ -19,13 +19,13 @@ from lmhead.head import LMHead
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
 from lmhead.steer.blocks import Blocks
-from lmhead.steer.certificate import alpha_for
 from lmhead.steer.constraints import harm, penalty
 from lmhead.steer.data import Data, Pair, Row, hashes, split_pairs
 from lmhead.steer.guard import GuardedHead
 from lmhead.steer.prompts import NEUTRAL
 from lmhead.steer.runs import Run, Runs, frozen
 from lmhead.steer.select import METHODS
+from lmhead.steer.strength import alpha_within
 from lmhead.steer.tsv import Report
 from lmhead.steer.vector import HEAD, Card, SteeringVector
 
@@ -38,7 +38,6 @@ LEARNING_RATE = 0.02
 KL_WEIGHT = 1.0  # on neutral text: what is no pair shall stay as it is
 POSITIONS = 64
 DEFAULT_BUDGET = 2.0  # logits, where a method only gives a direction
-_HALVINGS, _BISECTIONS = 20, 5
 
 
 @dataclass(frozen=True)
@@ -158,41 +157,6 @@ def _direction(method: str, pairs: PairRuns) -> Tensor:
     x = torch.stack([x[-1] for x in pairs.runs.x]).float()  # [2 N, d]
     y = torch.tensor([1] * pairs.count + [0] * pairs.count)
     return F.normalize(METHODS[method](x, y, x).direction, dim=0)
-
-
-def alpha_within(head: LMHead, neutral: Runs, v: Tensor, budget: float) -> float:
-    """Return the largest alpha that keeps the budget: proved at the head, else as measured.
-
-    Below the head it is looked for by halving, doubling and bisection on neutral texts; what is
-    returned was itself measured to be within.
-    """
-    if not v.any():
-        raise BadInput("the direction is all zeros: the pairs taught it nothing; give more of them")
-    if neutral.layer == HEAD:
-        return alpha_for(head, v, budget)
-
-    def within(alpha: float) -> bool:
-        h, steered = neutral.compare(alpha * v)
-        return float(harm(head, h, steered).range.max()) <= budget
-
-    # A vector a tenth as long as the states is a strong one already.
-    length = float(torch.cat([x.norm(dim=-1) for x in neutral.x]).median())
-    low = 0.1 * length / float(v.norm())
-    for _ in range(_HALVINGS):
-        if within(low):
-            break
-        low /= 2
-    else:
-        raise BadInput(f"no strength of this direction keeps the budget {budget:g}; raise it")
-    high = 2 * low
-    for _ in range(_HALVINGS):
-        if not within(high):
-            break
-        low, high = high, 2 * high
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if within(middle) else (low, middle)
-    return low
 
 
 def _gradient(
