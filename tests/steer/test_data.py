@@ -29,6 +29,18 @@ def test_answers_to_a_question_are_one_group(tmp_path: Path) -> None:
     assert [row.label for row in data.rows] == [1, 0]
 
 
+def test_a_column_can_say_what_belongs_together(tmp_path: Path) -> None:
+    lines = [f"City {i} is in {c},{label},{i}" for i in range(40) for c, label in ("a1", "b0")]
+    data = read(written(tmp_path, "\n".join(["statement,label,group", *lines])))
+    assert {row.group for row in data.rows} == {str(i) for i in range(40)}
+    parts = split(data, 0, labels=8, unlabelled=10, validation=10)
+    every = (parts.labelled, parts.unlabelled, parts.validation, parts.test)
+    groups = [{row.group for row in part} for part in every]
+    assert sum(map(len, groups)) == len(set().union(*groups))
+    alone = read(written(tmp_path, "statement,label,group\nx,1,\n"))  # an empty one says nothing
+    assert alone.rows[0].group == "x."
+
+
 def test_pairs_from_json_lines(tmp_path: Path) -> None:
     line = json.dumps({"prompt": "Ice is", "true": "cold", "false": " hot"})
     data = read(written(tmp_path, line + "\n\n", "data.jsonl"))

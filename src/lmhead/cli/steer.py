@@ -208,8 +208,8 @@ def _verdict(
             return _Verdict(True, f"within budget: range {r:.4g} <= {budget:g}, {how}")
         return _Verdict(
             False,
-            f"over budget: range {r:.4g} > {budget:g}, {how}; `generate --budget {budget:g}` "
-            "holds it back at every token",
+            f"over budget: range {r:.4g} > {budget:g}, {how}; `generate --budget {budget:g} --fit` "
+            "lowers alpha, and holds it back at every token",
         )
     if certificate.within:
         return _Verdict(True, f"within budget: range {r:.4g} <= {budget:g}, whatever the text")

@@ -31,17 +31,19 @@ class Row:
     """One text; `label` is 1 (true), 0 (false) or None (unlabelled).
 
     `prompt` is how the text begins where that is given (a question, the prompt of a pair): it is
-    no part of what may be true or false.
+    no part of what may be true or false. `about` is what rows that belong together share, where
+    the file says so.
     """
 
     text: str
     label: int | None = None
     prompt: str = ""
+    about: str = ""
 
     @property
     def group(self) -> str:
-        """What the rows that belong together share."""
-        return self.prompt or self.text
+        """What the rows that belong together share: a split never takes them apart."""
+        return self.about or self.prompt or self.text
 
     @property
     def sha256(self) -> str:
@@ -187,13 +189,14 @@ def _pair(record: Mapping[str, Any], where: str) -> Pair | None:
 
 def _row(record: Mapping[str, Any], where: str) -> Row:
     label = _label(record.get("label"), where)
+    about = str(record.get("group") or "").strip()
     if {"question", "answer"} <= record.keys():
         question = _question(_text(record, "question", where))
         text = f"{question} {_text(record, 'answer', where)}"
-        return Row(closed(text), label, question)
+        return Row(closed(text), label, question, about)
     for key in ("statement", "text"):
         if key in record:
-            return Row(closed(_text(record, key, where)), label)
+            return Row(closed(_text(record, key, where)), label, about=about)
     raise BadInput(f"{where} has the fields {', '.join(record) or 'none'}; expected {_SHAPES}")
 
 
