@@ -83,6 +83,8 @@ class ScreenedHead:
         self._transform = Transform(factor, dense.softcap or 0.0)
         self._dtype = dense.weight.dtype
         self._width = (dense.hidden_size,)
+        self._V = dense.vocab_size
+        self._bare = factor == 1 and not dense.softcap  # a logit is the score itself
         self._made_of = _Weights(dense)
         self._chances = Chances()
         self._lock = threading.Lock()  # one scanner, and numba's threads serve one caller at a time
@@ -254,12 +256,12 @@ class ScreenedHead:
         """Give the k best tokens of states, ids and logits `[B, k]`; under the lock."""
         shape = math.prod(states.shape[:-1]), k
         ids = np.empty(shape, np.int64)
-        y = np.empty(shape, dtype if self._transform.nothing else np.float64)
+        y = np.empty(shape, dtype if self._bare else np.float64)
         if edits is None and self._compiled:
             self._made_of.check()
             counts = self._scanner.best(states.data_ptr(), k, V, ids, y)
             self.stats.add(shape[0], counts)
-            if not self._transform.nothing:
+            if not self._bare:
                 y = self._transform(y)
             if not counts.unsettled and y.dtype == dtype:
                 return ids, y
@@ -359,8 +361,8 @@ class ScreenedHead:
 
     def _limit(self, limit: int | None) -> int:
         if limit is None:
-            return self.vocab_size
-        check_k(limit, self.vocab_size)
+            return self._V
+        check_k(limit, self._V)
         return limit
 
     def __repr__(self) -> str:
@@ -384,29 +386,24 @@ class _Weights:
     """The numbers that a copy was made of: where they lie, and how often they were written to."""
 
     def __init__(self, head: LMHead) -> None:
-        # Where torch keeps them: to ask the module by name takes longer.
-        self._places = [
-            (kept, name)
+        self._found = [
+            # In what torch keeps them: to ask the module by name takes longer.
+            (kept, name, tensor.data_ptr(), None if tensor.is_inference() else tensor._version)
             for kept in (head._parameters, head._buffers)
-            for name in ("weight", "bias")
-            if kept.get(name) is not None
+            for name, tensor in kept.items()
+            if name in ("weight", "bias") and tensor is not None
         ]
-        self._found = self._look()
-
-    def _look(self) -> list[int]:
-        found: list[int] = []
-        for kept, name in self._places:
-            tensor = kept.get(name)
-            if tensor is not None:
-                found += tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
-        return found
 
     def check(self) -> None:
-        if self._look() != self._found:
-            raise LMHeadError(
-                "the head's weights changed after its int8 copy was made; "
-                "make it again with ScreenedHead.from_head"
-            )
+        """Refuse to go on where they are no longer the same."""
+        for kept, name, address, version in self._found:
+            now = kept.get(name)
+            same = now is not None and now.data_ptr() == address
+            if not same or (version is not None and now._version != version):  # type: ignore[union-attr]
+                raise LMHeadError(
+                    "the head's weights changed after its int8 copy was made; "
+                    "make it again with ScreenedHead.from_head"
+                )
 
 
 def _array(states: Tensor) -> Float32:

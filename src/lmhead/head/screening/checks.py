@@ -62,7 +62,7 @@ def each(
     given: T | Sequence[T | None] | Sequence[T] | None, n: int, what: str
 ) -> Sequence[T | None]:
     """Give one for every state: the same one, or those of a list as long as there are states."""
-    if not isinstance(given, Sequence):
+    if given is None or not isinstance(given, Sequence):  # to ask None takes no time
         return [given] * n
     if len(given) != n:
         raise BadInput(f"got {len(given)} {what} for {n} states; expected one, or one for each")

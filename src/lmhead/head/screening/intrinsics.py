@@ -19,7 +19,7 @@ from lmhead.head.screening.bounds import BLOCK, LANES, TINY
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _LINE = 64  # bytes that memory gives at a time
-_AHEAD = 4096  # bytes: what is asked for now is needed some hundred nanoseconds from now
+_AHEAD = 2048  # bytes: what is asked for now is needed some hundred nanoseconds from now
 
 
 def _inner_products(rows: int, states: int) -> Any:

@@ -348,7 +348,7 @@ def _best(
         if not settled:
             ids[b, 0] = -1
             unsettled += 1
-    return rescored, unsettled
+    return rescored, 0, unsettled
 
 
 def best(
@@ -364,15 +364,18 @@ def best(
     k: int,
     ids: Ints,
     z: Float32 | Float64,
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """Fill ids and z `[B, k]` with the k best of the first V rows, best first.
 
     The states lie at an address, and are copied to h `[B, d]`. The first id is -1 for a state that
     needs more care: one that is not finite or too large, or whose scores are too close to each
-    other to tell their order. Returns how many rows were scored, and how many states are left.
+    other to tell their order. Returns how many rows were scored and proposed (none), and how many
+    states are left.
     """
     _use_threads()
-    counts: tuple[int, int] = _best(*copy, most, address, h, cap, V, *room, weight, bias, k, ids, z)
+    counts: tuple[int, int, int] = _best(
+        *copy, most, address, h, cap, V, *room, weight, bias, k, ids, z
+    )
     return counts
 
 

@@ -39,11 +39,6 @@ class Transform(NamedTuple):
     factor: float
     cap: float
 
-    @property
-    def nothing(self) -> bool:
-        """Whether a logit is the score itself."""
-        return self.factor == 1 and not self.cap
-
     def __call__(self, z: Float64) -> Float64:
         """Give the logits of scores, of any shape."""
         y = z if self.factor == 1 else z * self.factor

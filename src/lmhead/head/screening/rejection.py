@@ -22,7 +22,7 @@ from lmhead.head.screening.bounds import Float32, Float64, Ints
 from lmhead.head.screening.query import Query
 from lmhead.head.screening.ranking import Scored, Transform
 
-SCORED_FIRST = 64
+SCORED_FIRST = 16
 TRIES = 64
 """Proposals for one draw; past that many the draw is made from all logits, and counted."""
 WIDEST = 4.0  # bits of slack beyond which float32 weights are too coarse to propose from

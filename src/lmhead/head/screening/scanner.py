@@ -1,7 +1,7 @@
 """One pass over the int8 copy for some states, and the room it works in."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -50,15 +50,16 @@ class Scanner:
         self.numbers = kernels.numbers(weight)
         self.bias = np.empty(0) if bias is None else bias  # [V]
         self._V = screen.vocab_size
+        self._d = screen.hidden_size
+        self._stride = 4 * self._d  # bytes from one state to the next
         self._copy: tuple[Any, ...] = (
             *(t.numpy() for t in (screen.q, screen.scale, screen.residual, screen.norm)),
             base_of(bias, len(screen.scale)),
         )
         self._most = extremes(screen, bias)
         self._cap = largest_step(screen.q.shape[1])
-        self._rooms: dict[int, Room] = {}  # views of the largest one
+        self._rooms: dict[int, tuple[Float32, Room]] = {}  # views of the largest one
         rows = len(screen.scale)
-        self._h = np.empty((TOGETHER, screen.hidden_size), np.float32)
         self.weights = np.empty(rows, np.float32)  # for a draw
         self.sums = np.empty(rows // BLOCK, np.float64)
 
@@ -67,7 +68,7 @@ class Scanner:
 
         Rows from V on take no part. None for a state that is not finite.
         """
-        room = self._room(len(h))
+        _, room = self._room(len(h))
         self.kernels.read(self._copy, self._most, h, self._cap, V, room)
         return [self._query(h[n], n, V, room) for n in range(len(h))]
 
@@ -76,14 +77,18 @@ class Scanner:
 
         Fills ids and z `[B, k]`. Compiled loops only: what they cannot settle has the first id -1.
         """
-        rescored = unsettled = 0
-        for part, at, h in self._parts(address, len(ids)):
-            scored, left = self.kernels.best(
-                self._copy, self._most, at, h, self._cap, V, self._room(len(h)),
-                self.numbers, self.bias, k, ids[part], z[part],
-            )  # fmt: skip
-            rescored, unsettled = rescored + scored, unsettled + left
-        return Counts(rescored, 0, unsettled)
+        if len(ids) > TOGETHER:
+            return _sum(
+                self.best(address + at * self._stride, k, V, ids[part], z[part])
+                for at, part in _parts(len(ids))
+            )
+        h, room = self._room(len(ids))
+        return Counts(
+            *self.kernels.best(
+                self._copy, self._most, address, h, self._cap, V, room,
+                self.numbers, self.bias, k, ids, z,
+            )
+        )  # fmt: skip
 
     def draw(
         self,
@@ -98,22 +103,21 @@ class Scanner:
 
         Fills ids `[B]`. Compiled loops only: what they cannot settle is -1.
         """
-        rescored = proposed = unsettled = 0
-        for part, at, h in self._parts(address, len(ids)):
-            scored, tried, left = self.kernels.draw(
-                self._copy, self._most, at, h, self._cap, V, self._room(len(h)),
+        if len(ids) > TOGETHER:
+            return _sum(
+                self.draw(
+                    address + at * self._stride, transform, temperature, chances[part], V, ids[part]
+                )
+                for at, part in _parts(len(ids))
+            )
+        h, room = self._room(len(ids))
+        return Counts(
+            *self.kernels.draw(
+                self._copy, self._most, address, h, self._cap, V, room,
                 self.numbers, self.bias, SCORED_FIRST, transform, temperature,
-                chances[part], self.weights, self.sums, ids[part],
-            )  # fmt: skip
-            rescored, proposed, unsettled = rescored + scored, proposed + tried, unsettled + left
-        return Counts(rescored, proposed, unsettled)
-
-    def _parts(self, address: int, states: int) -> Iterator[tuple[slice, int, Float32]]:
-        """Give the states that are read together: which, where they lie, and room for them."""
-        for first in range(0, states, TOGETHER):
-            last = min(first + TOGETHER, states)
-            at = address + first * self._h.strides[0]
-            yield slice(first, last), at, self._h[: last - first]
+                chances, self.weights, self.sums, ids,
+            )
+        )  # fmt: skip
 
     def _query(self, h: Float32, n: int, V: int, room: Room) -> Query | None:
         error, reach = room.limits[n].tolist()
@@ -128,11 +132,13 @@ class Scanner:
             h, error, reach, upper, peaks, fits,
         )  # fmt: skip
 
-    def _room(self, states: int) -> Room:
+    def _room(self, states: int) -> tuple[Float32, Room]:
+        """Give room for states `[B, d]`, and for what is found of them."""
         if states not in self._rooms:
             largest = max(self._rooms, default=0)
             if states < largest:
-                self._rooms[states] = self._rooms[largest].first(states)
+                h, room = self._rooms[largest]
+                self._rooms[states] = h[:states], room.first(states)
             else:
                 rows, columns = self._copy[0].shape
                 room = Room(
@@ -142,5 +148,15 @@ class Scanner:
                     np.empty((states, rows), np.float32),
                     np.empty((states, rows // BLOCK), np.float32),
                 )
-                self._rooms = {states: room}
+                self._rooms = {states: (np.empty((states, self._d), np.float32), room)}
         return self._rooms[states]
+
+
+def _parts(states: int) -> Iterator[tuple[int, slice]]:
+    """Part many states into those that are read together."""
+    for first in range(0, states, TOGETHER):
+        yield first, slice(first, first + TOGETHER)
+
+
+def _sum(counts: Iterable[Counts]) -> Counts:
+    return Counts(*map(sum, zip(*counts, strict=True)))
