@@ -15,7 +15,7 @@ from lmhead.head import Edit, LMHead
 from lmhead.head.screened import ScreenedHead
 from lmhead.head.screening import checks
 from lmhead.head.screening.bounds import Screen
-from lmhead.head.screening.rejection import Chances
+from lmhead.head.screening.rejection import SCORED_FIRST, Chances
 
 HAS_NUMBA = checks.find_spec("numba") is not None
 KERNELS = [
@@ -90,7 +90,7 @@ def test_flat_law_where_nothing_is_scored_first(head, h):
     expected = np.bincount(groups, p) * len(ids)
     counts = np.bincount(groups[ids.numpy()], minlength=97)
     assert chisquare(counts, expected).pvalue > 1e-4
-    assert screened.stats.rescored > 6000 * 64
+    assert screened.stats.rescored > 6000 * SCORED_FIRST
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

@@ -186,8 +186,9 @@ class ScreenedHead:
         head, and is counted as a fall-back.
         """
         check_temperature(temperature)
-        check_share("top_p", top_p)
-        check_share("min_p", min_p)
+        if top_p is not None or min_p is not None:
+            check_share("top_p", top_p)
+            check_share("min_p", min_p)
         if temperature < _GREEDY_BELOW:
             return self.topk(h, 1, normed, edits=edits, limit=limit).ids[..., 0]
         V = self._limit(limit)

@@ -84,10 +84,14 @@ class Room(NamedTuple):
     limits: Float64  # [B, 2]: the error of a float64 score; what no score or bound exceeds
     upper: Float32  # [B, rows]
     peaks: Float32  # [B, blocks]
+    hints: Float32  # [B]: what bounds had to reach last time, to be scored exactly
 
     def first(self, n: int) -> "Room":
         """Give the part for n states."""
-        return Room(self.g[:n], self.factors[:n], self.limits[:n], self.upper[:n], self.peaks[:n])
+        return Room(
+            self.g[:n], self.factors[:n], self.limits[:n],
+            self.upper[:n], self.peaks[:n], self.hints[:n],
+        )  # fmt: skip
 
 
 def padded(size: int, unit: int) -> int:

@@ -5,7 +5,8 @@ The scan multiplies int8 rows by int16 states and adds up in int32, which is exa
 
 A call from Python costs some microseconds, and so does every array made there. What is done for
 each state is therefore one call: `read` for the bounds, `best` for the bounds and the k best,
-`draw` for the bounds and a token.
+`draw` for the bounds and a token. The rows that these will score exactly lie far apart in memory;
+while it reads the copy, the scan asks for those that would have been scored last time.
 """
 
 import threading
@@ -48,6 +49,7 @@ _exponent_of = njit(cache=True, nogil=True)(exponent_of)
 _float32_from = njit(cache=True, nogil=True)(float32_from)
 _PART = 8  # blocks that one thread reads at a time: some 300 KB
 _SHARE = 16  # rows that one thread scores at a time; fewer are not worth a second one
+_FORESEEN = 6  # rows of a part that are asked for during the scan, because they may be scored
 _ROWS_AHEAD = 8  # rows lie far apart: they are asked for that many before they are scored
 _local = threading.local()
 
@@ -76,12 +78,13 @@ def _quantise(h: Any, cap: Any, g: Any) -> Any:
 @njit(parallel=True, cache=True, nogil=True, fastmath=_FAST)  # type: ignore[untyped-decorator]
 def _scan(
     q: Any, scale: Any, residual: Any, norm: Any, base: Any, V: Any,
-    g: Any, factors: Any, upper: Any, peaks: Any,
+    g: Any, factors: Any, upper: Any, peaks: Any, hints: Any, weight_at: Any, stride: Any,
 ) -> None:  # fmt: skip
     B, d = g.shape
     blocks = peaks.shape[1]
     for part in prange((blocks + _PART - 1) // _PART):
         sums = np.empty((4, BLOCK), np.int32)
+        foreseen = 0
         for block in range(part * _PART, min((part + 1) * _PART, blocks)):
             first = block * BLOCK
             rows = max(min(BLOCK, V - first), 0)
@@ -111,6 +114,12 @@ def _scan(
                             residual.ctypes.data + 4 * first, norm.ctypes.data + 4 * first,
                             upper.ctypes.data + 4 * ((b + c) * upper.shape[1] + first), t, rh, ep,
                         )  # fmt: skip
+                        if weight_at and peaks[b + c, block] >= hints[b + c]:
+                            for i in range(first, first + BLOCK):
+                                if upper[b + c, i] >= hints[b + c] and foreseen < _FORESEEN:
+                                    foreseen += 1
+                                    for line in range(0, stride, 64):
+                                        prefetch(weight_at + stride * i + line)
                         continue
                     out = upper[b + c, first : first + BLOCK]
                     peak = _NO_ROW
@@ -130,6 +139,7 @@ def _scan(
 def _read(
     q: Any, scale: Any, residual: Any, norm: Any, base: Any, most: Any,
     h: Any, cap: Any, V: Any, g: Any, factors: Any, limits: Any, upper: Any, peaks: Any,
+    hints: Any, weight_at: Any, stride: Any,
 ) -> None:  # fmt: skip
     B, d = h.shape
     for b in range(B):
@@ -138,13 +148,15 @@ def _read(
         factors[b, 1], factors[b, 2], limits[b, 0], limits[b, 1] = _factors_of(
             rho, eta, epsilon, d, most[0], most[1], most[2]
         )
-    _scan(q, scale, residual, norm, base, V, g, factors, upper, peaks)
+    _scan(
+        q, scale, residual, norm, base, V, g, factors, upper, peaks, hints, weight_at, stride
+    )  # fmt: skip
 
 
 def read(copy: tuple[Any, ...], most: Float64, h: Float32, cap: int, V: int, room: Room) -> None:
     """Fill the room with what is known of states h `[B, d]`: the bounds of the first V rows."""
     _use_threads()
-    _read(*copy, most, h, cap, V, *room)
+    _read(*copy, most, h, cap, V, *room, 0, 0)
 
 
 def _use_threads() -> None:
@@ -319,12 +331,13 @@ def _order(ids: Any, z: Any, n: Any) -> Any:
 def _best(
     q: Any, scale: Any, residual: Any, norm: Any, base: Any, most: Any,
     address: Any, h: Any, cap: Any, V: Any,
-    g: Any, factors: Any, limits: Any, upper: Any, peaks: Any,
+    g: Any, factors: Any, limits: Any, upper: Any, peaks: Any, hints: Any,
     weight: Any, bias: Any, k: Any, ids: Any, z: Any,
 ) -> Any:  # fmt: skip
     floats_at(address, h)
     _read(
-        q, scale, residual, norm, base, most, h, cap, V, g, factors, limits, upper, peaks
+        q, scale, residual, norm, base, most, h, cap, V, g, factors, limits, upper, peaks,
+        hints, weight.ctypes.data, weight.strides[0],
     )  # fmt: skip
     rescored, unsettled = 0, 0
     for b in range(len(h)):
@@ -337,7 +350,7 @@ def _best(
             unsettled += 1
             continue
         margin = 2 * error
-        rows, s, _ = _shortlist(weight, bias, h[b], upper[b], peaks[b], k, k, margin)
+        rows, s, hints[b] = _shortlist(weight, bias, h[b], upper[b], peaks[b], k, k, margin)
         rescored += len(rows)
         rows, s = _order(rows, s, min(k + 1, len(rows)))
         for i in range(len(rows) - 1):
@@ -459,13 +472,14 @@ def _logit(z: Any, factor: Any, softcap: Any) -> Any:
 def _draw(
     q: Any, scale: Any, residual: Any, norm: Any, base: Any, most: Any,
     address: Any, h: Any, cap: Any, V: Any,
-    g: Any, factors: Any, limits: Any, upper: Any, peaks: Any,
+    g: Any, factors: Any, limits: Any, upper: Any, peaks: Any, hints: Any,
     weight: Any, bias: Any, first: Any, factor: Any, softcap: Any, temperature: Any,
     chances: Any, loose: Any, sums: Any, ids: Any,
 ) -> Any:  # fmt: skip
     floats_at(address, h)
     _read(
-        q, scale, residual, norm, base, most, h, cap, V, g, factors, limits, upper, peaks
+        q, scale, residual, norm, base, most, h, cap, V, g, factors, limits, upper, peaks,
+        hints, weight.ctypes.data, weight.strides[0],
     )  # fmt: skip
     rescored, proposed, unsettled = 0, 0, 0
     one = np.empty(1, np.int64)
@@ -476,6 +490,7 @@ def _draw(
         if not reach < LARGEST:
             continue
         rows, exact, cut = _shortlist(weight, bias, h[b], upper[b], peaks[b], first, 1, 0.0)
+        hints[b] = cut
         best = -np.inf
         for i in range(len(exact)):
             exact[i] = _logit(exact[i], factor, softcap)

@@ -147,6 +147,7 @@ class Scanner:
                     np.empty((states, 2)),
                     np.empty((states, rows), np.float32),
                     np.empty((states, rows // BLOCK), np.float32),
+                    np.full(states, np.inf, np.float32),
                 )
                 self._rooms = {states: (np.empty((states, self._d), np.float32), room)}
         return self._rooms[states]
