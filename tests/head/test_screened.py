@@ -350,3 +350,14 @@ def test_wrong_input_is_named():
         ScreenedHead.from_head(LMHead(head.weight.double()))
     with pytest.raises(UnsupportedModel, match="order"):
         ScreenedHead.from_head(LMHead(head.weight, scale=-1.0))
+
+
+def test_a_bias_that_came_later_is_noticed() -> None:
+    g = torch.Generator().manual_seed(0)
+    head = LMHead(torch.randn(100, 16, generator=g))
+    screened = ScreenedHead.from_head(head)
+    h = torch.randn(1, 16, generator=g)
+    screened.topk(h, 1, normed=True)
+    head.bias = torch.nn.Parameter(torch.randn(100, generator=g))
+    with pytest.raises(LMHeadError, match="changed after its int8 copy"):
+        screened.topk(h, 1, normed=True)

@@ -42,6 +42,7 @@ from lmhead.head.screening.scanner import TOGETHER, Scanner
 from lmhead.head.screening.stats import Stats
 from lmhead.progress import Progress, silent
 
+_MADE_OF = ("weight", "bias")
 _GREEDY_BELOW = torch.finfo(torch.float32).tiny
 
 Logits = TypeVar("Logits", np.float32, np.float64)
@@ -387,24 +388,24 @@ class _Weights:
     """The numbers that a copy was made of: where they lie, and how often they were written to."""
 
     def __init__(self, head: LMHead) -> None:
-        self._found = [
-            # In what torch keeps them: to ask the module by name takes longer.
-            (kept, name, tensor.data_ptr(), None if tensor.is_inference() else tensor._version)
-            for kept in (head._parameters, head._buffers)
-            for name, tensor in kept.items()
-            if name in ("weight", "bias") and tensor is not None
-        ]
+        # Asked for where torch keeps them: to ask the module by name takes longer.
+        places = [(kept, n) for kept in (head._parameters, head._buffers) for n in _MADE_OF]
+        self._found = [(kept, name, _identity(kept.get(name))) for kept, name in places]
 
     def check(self) -> None:
         """Refuse to go on where they are no longer the same."""
-        for kept, name, address, version in self._found:
-            now = kept.get(name)
-            same = now is not None and now.data_ptr() == address
-            if not same or (version is not None and now._version != version):  # type: ignore[union-attr]
+        for kept, name, found in self._found:
+            if _identity(kept.get(name)) != found:
                 raise LMHeadError(
                     "the head's weights changed after its int8 copy was made; "
                     "make it again with ScreenedHead.from_head"
                 )
+
+
+def _identity(tensor: Tensor | None) -> tuple[int, int] | None:
+    if tensor is None:
+        return None
+    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
 
 
 def _array(states: Tensor) -> Float32:
