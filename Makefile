@@ -1,40 +1,47 @@
 # Two commands: `make demo` and `make test`. Each does all the set-up it needs, once.
-# pip and venv only; EXTRAS=fast,guided adds optional parts, PYTHON=... picks the interpreter.
+# pip and venv only; PYTHON=... picks the interpreter.
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?=
+BARE ?= .venv-bare
 PYTEST ?= --numprocesses 2 --dist loadfile
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
-comma := ,
+PIP := -m pip install --disable-pip-version-check --constraint constraints.txt
+SOURCES := $(shell find src -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench clean
+.PHONY: help demo test test-all test-bare lint format bench docs clean
 
 help:
 	@echo "make demo      set up, then the head's report, a next-token table and a continuation"
-	@echo "make test      set up, then lint, types and the whole test suite"
+	@echo "make test      set up, then lint, types, the whole test suite, and test-bare"
 	@echo "make test-all  the same, with the tests that need gemma3-270m (its terms apply)"
+	@echo "make test-bare lmhead alone, without any extra: what is missing is said in one line"
 	@echo "make bench     every benchmark, one after the other"
 	@echo "make format    let ruff format the code"
-	@echo "make clean     remove $(VENV) and the tools' caches"
+	@echo "make clean     remove $(VENV), $(BARE) and the tools' caches"
 
 # A fresh venv gets its pip from the outer one: quicker than ensurepip, and with a progress bar.
-$(BIN)/pip:
-	@echo "[set-up] creating $(VENV)"
+$(BIN)/pip $(BARE)/bin/pip: %/bin/pip:
+	@echo "[set-up] creating $*"
 	@$(PYTHON) -c 'import sys; sys.exit("lmhead needs Python 3.11 or newer, got " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
-	@$(PYTHON) -m venv --without-pip $(VENV)
-	@$(PYTHON) -m pip --python $(BIN)/python install --disable-pip-version-check --constraint constraints.txt pip
+	@$(PYTHON) -m venv --without-pip $*
+	@$(PYTHON) -m pip --python $*/bin/python install --disable-pip-version-check --constraint constraints.txt pip
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "[set-up] installing lmhead and what it needs into $(VENV)"
-	@$(PIP) --editable .
+	@$(BIN)/python $(PIP) --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "[set-up] installing the tools for development"
-	@$(PIP) --editable '.[dev$(if $(EXTRAS),$(comma)$(EXTRAS))]'
+	@echo "[set-up] installing the extras that the tests use, and the tools for development"
+	@$(BIN)/python $(PIP) --editable '.[dev]'
+	@touch $@
+
+# The wheel as a user gets it, without what an extra adds; `test` is what the tests are made of.
+$(BARE)/.installed: pyproject.toml constraints.txt $(SOURCES) | $(BARE)/bin/pip
+	@echo "[set-up] installing lmhead alone into $(BARE)"
+	@$(BARE)/bin/python $(PIP) --quiet '.[test]'
 	@touch $@
 
 demo: $(VENV)/.installed
@@ -51,11 +58,16 @@ lint: $(VENV)/.installed-dev
 test: lint
 	@$(BIN)/lmhead pull smollm2-135m
 	$(BIN)/python -m pytest $(PYTEST)
+	@$(MAKE) --no-print-directory test-bare
 
 test-all: lint
 	@$(BIN)/lmhead pull smollm2-135m
 	@$(BIN)/lmhead pull gemma3-270m --accept-terms
 	$(BIN)/python -m pytest $(PYTEST)
+	@$(MAKE) --no-print-directory test-bare
+
+test-bare: $(BARE)/.installed
+	LMHEAD_BARE=1 $(BARE)/bin/python -m pytest $(PYTEST) -m bare
 
 bench: $(VENV)/.installed-dev
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
@@ -65,4 +77,4 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(BARE) .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -20,6 +20,7 @@ import sys
 import textwrap
 import warnings
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ import torch
 
 from lmhead import generate, load
 from lmhead.cli import render
-from lmhead.errors import LMHeadError
+from lmhead.errors import LMHeadError, MissingExtra, how_to_install
 from lmhead.loading import Model
 from lmhead.steer import HEAD, SteeringVector, SteeringWarning, audit, certify, guard, steer
 from lmhead.steer.audit import Audit, distinct_2
@@ -83,6 +84,8 @@ def main() -> None:
     # that a detector should not be generated with is what this is about
     warnings.simplefilter("ignore", SteeringWarning)
     try:
+        if not find_spec("matplotlib"):  # told now, not after minutes of training
+            raise MissingExtra(f"the picture needs matplotlib: {how_to_install('plot')}")
         run(args)
     except LMHeadError as error:
         sys.exit(f"error: {error}")

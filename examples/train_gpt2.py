@@ -10,7 +10,7 @@ checkpoint, and its losses are those of a run that was never stopped. For that, 
 depends on nothing but the seed and the step, and a checkpoint is one file that is replaced whole.
 
 In the folder `--out` you find: `model/`, which transformers and lmhead load; `losses.png`, where
-matplotlib is installed (`pip install "lmhead[plot]"`); and `state.safetensors`, the checkpoint.
+matplotlib is installed (the extra `plot`); and `state.safetensors`, the checkpoint.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from lmhead.errors import BadInput, LMHeadError
+from lmhead.errors import BadInput, LMHeadError, how_to_install
 from lmhead.head import LMHead
 from lmhead.loss import linear_cross_entropy
 from lmhead.models.gpt2 import GPT2Config, GPT2LMHeadModel
@@ -262,7 +262,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         plot(run.losses, valid, picture)
     else:
         console.print(
-            'no loss curve: matplotlib is missing; install it with pip install "lmhead[plot]"'
+            f"no loss curve: it needs matplotlib; install it with: {how_to_install('plot')}"
         )
     sample = run.sample(args.sample, torch.Generator().manual_seed(settings.seed))
     return {

@@ -1,8 +1,10 @@
 """Imports point one way: cli and serve above, errors below. And nothing imports torch early."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,29 @@ def test_imports_never_point_up(path: Path) -> None:
     here = path.relative_to(ROOT).parts[0].removesuffix(".py")
     for room in imports(path):
         assert row_of(room) <= row_of(here), f"{here} imports {room}"
+
+
+def test_only_declared_packages_are_imported() -> None:
+    """A package that is here by chance, with the test tools, may be missing where a user is."""
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    declared = [
+        *project["dependencies"],
+        *(d for e in ("guided", "max", "plot", "ray") for d in extras[e]),
+    ]
+    names = {re.split(r"[^A-Za-z0-9_-]", wanted)[0] for wanted in declared}
+    # click comes with typer, llvmlite with numba, huggingface_hub and jinja2 with transformers
+    names |= {"click", "huggingface_hub", "jinja2", "llvmlite", "zstandard", "compression"}
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            found: list[str] = []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found = [node.module]
+            elif isinstance(node, ast.Import):
+                found = [alias.name for alias in node.names]
+            packages = {name.split(".")[0] for name in found} - {"lmhead"}
+            unknown = packages - set(sys.stdlib_module_names) - names
+            assert not unknown, f"{path.relative_to(ROOT)} imports {sorted(unknown)}"
 
 
 @pytest.mark.parametrize(

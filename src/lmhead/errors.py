@@ -4,6 +4,8 @@ Each message is one line that says what was got, what was expected and what to d
 `exit_code` is what the command line returns: 1 for a failure, 2 for a wrong call.
 """
 
+import json
+
 
 class LMHeadError(Exception):
     """The root of every error that lmhead raises on purpose."""
@@ -35,3 +37,17 @@ class UnsupportedModel(LMHeadError):
 
 class MissingExtra(LMHeadError, ImportError):
     """An optional dependency is needed; the message names the extra to install."""
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that adds an extra to lmhead, the way lmhead itself was installed."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        origin = json.loads(distribution("lmhead").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {}
+    if "dir_info" not in origin:  # from an index, or a wheel
+        return f"pip install 'lmhead[{extra}]'"
+    editable = "-e " if origin["dir_info"].get("editable") else ""
+    return f"pip install {editable}'.[{extra}]' in lmhead's checkout"

@@ -32,9 +32,11 @@ def few(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.bare
 def test_check_at_the_head(
     smollm2: Path, tmp_path: Path, few: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     path = made(tmp_path / "v.safetensors", HEAD, 20.0)
     plot = tmp_path / "new" / "v.png"
     check = ("steer", "check", path, "-m", smollm2, "--prompts", few, "--budget", 2)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,10 @@ def test_it_learns(whole: dict[str, Any]) -> None:
     assert whole["losses"][-1] < 0.6 * whole["losses"][0]
     assert whole["valid_loss"] < whole["losses"][0]
     assert len(whole["sample"]) > 20
-    assert Path(whole["picture"]).read_bytes().startswith(b"\x89PNG")
+    if find_spec("matplotlib"):
+        assert Path(whole["picture"]).read_bytes().startswith(b"\x89PNG")
+    else:
+        assert whole["picture"] is None
 
 
 def test_killed_and_resumed_it_has_the_same_losses(

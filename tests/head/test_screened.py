@@ -325,7 +325,7 @@ def test_without_numba(monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     head = random_head(100, 8)
     assert not ScreenedHead.from_head(head).compiled
-    with pytest.raises(MissingExtra, match="fast"):
+    with pytest.raises(MissingExtra, match="pip install numba"):
         ScreenedHead.from_head(head, kernels="numba")
 
 

@@ -71,8 +71,9 @@ def test_means_and_the_best_within() -> None:
     assert found.best_within(0.01) is None
 
 
+@pytest.mark.bare
 def test_the_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="needs the extra `plot`")
     found = Frontier("detect", 10, "AUROC", (point("a", 0, 0.9, 2.0), point("b", 0, 0.7, 0.0)))
     plot(found, tmp_path / "f.png")
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")

@@ -97,6 +97,7 @@ def test_a_file_cut_short_is_refused(
         Counts.load(tmp_path / "f")
 
 
+@pytest.mark.bare
 def test_ray_counts_the_same_or_says_what_to_install(
     tokenizer: TokenizerJson, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,4 +55,4 @@ def screen(
         f"{render.percent(screened.screen.nbytes / whole)} of the float32 head\n{screened.path}"
     )
     if not screened.compiled:
-        render.note("numba is not installed, so it will be slow: pip install 'lmhead[fast]'")
+        render.note("numba is not installed, so it will be slow: pip install numba")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmhead.errors import MissingExtra
+from lmhead.errors import MissingExtra, how_to_install
 from lmhead.progress import Progress, silent
 
 # What the metadata of the package says of its licence.
@@ -20,7 +20,7 @@ _LICENCE = "LicenseRef-MAX-Platform-Software-License"
 def missing_max() -> MissingExtra:
     """Say how to install MAX, and under which licence it comes."""
     return MissingExtra(
-        "Modular MAX is not installed; install it with: pip install 'lmhead[max]' "
+        f"Modular MAX is not installed; install it with: {how_to_install('max')} "
         f"(it is under Modular's own, proprietary licence: {_LICENCE})"
     )
 

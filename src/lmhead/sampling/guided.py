@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmhead.errors import BadInput, MissingExtra
+from lmhead.errors import BadInput, MissingExtra, how_to_install
 
 # one line break with its indentation, or one space: a hot sampler must not wander off in blanks
 WHITESPACE = r"(\n[ ]{0,12}|[ ]?)"
@@ -110,8 +110,8 @@ def _llguidance() -> ModuleType:
         import llguidance
     except ImportError as error:
         raise MissingExtra(
-            "json_schema, regex and grammar need llguidance; install it with "
-            "pip install 'lmhead[guided]'."
+            "json_schema, regex and grammar need llguidance; install it with: "
+            + how_to_install("guided")
         ) from error
     module: ModuleType = llguidance
     return module

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmhead.errors import BadInput, MissingExtra
+from lmhead.errors import BadInput, MissingExtra, how_to_install
 from lmhead.steer.vector import write_whole
 
 if TYPE_CHECKING:
@@ -17,9 +17,7 @@ def check_plot(path: Path) -> None:
     if path.suffix != ".png":
         raise BadInput(f"the picture's file is {path.name}; expected a name in .png")
     if find_spec("matplotlib") is None:
-        raise MissingExtra(
-            "--plot needs matplotlib, which is not installed: pip install 'lmhead[plot]'"
-        )
+        raise MissingExtra(f"--plot needs matplotlib; install it with: {how_to_install('plot')}")
 
 
 def save_picture(figure: "Figure", path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lmhead.errors import BadInput, LMHeadError, MissingExtra
+from lmhead.errors import BadInput, LMHeadError, MissingExtra, how_to_install
 from lmhead.progress import Progress, silent
 from lmhead.trim.corpus import Corpus, Text, batches
 from lmhead.trim.tokenizer import TokenizerJson
@@ -181,7 +181,7 @@ def count_on_ray(
     try:
         import ray  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
-        raise MissingExtra("--ray needs Ray: `pip install lmhead[ray]`") from None
+        raise MissingExtra(f"--ray needs Ray; install it with: {how_to_install('ray')}") from None
 
     spelled = [reading.to_str() for reading in readings or (tokenizer.built,)]
     plain = TokenizerJson(tokenizer.data, tokenizer.where)  # what is built cannot travel

@@ -75,6 +75,6 @@ def kernels_named(which: Kernels) -> ModuleType:
         raise BadInput(f"kernels is {which!r}; expected 'auto', 'numba' or 'torch'")
     has_numba = find_spec("numba") is not None
     if which == "numba" and not has_numba:
-        raise MissingExtra("numba is not installed; install it with: pip install 'lmhead[fast]'")
+        raise MissingExtra("numba is not installed; install it with: pip install numba")
     compiled = has_numba and which != "torch"
     return import_module(f"lmhead.head.screening.{'kernels' if compiled else 'portable'}")
