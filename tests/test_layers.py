@@ -15,6 +15,7 @@ ROOT = Path(lmhead.__file__).parent
 # From the bottom up; a room may import its own row and the rows before it.
 ROWS = (
     {"errors", "progress"},
+    {"files"},
     {"models"},
     {"head", "loss", "sampling"},
     {"patch"},

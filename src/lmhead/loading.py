@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from lmhead.errors import BadCheckpoint, BadInput, UnsupportedModel
+from lmhead.files.checkpoint import open_checkpoint
 from lmhead.head import LMHead
 from lmhead.head.locate import output_layer
 from lmhead.head.pretrained import causal_config
-from lmhead.models.checkpoint import open_checkpoint
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.models.resolve import resolve
 from lmhead.progress import Progress, silent

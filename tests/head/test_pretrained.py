@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
+from lmhead.files.checkpoint import Checkpoint
 from lmhead.head import LMHead
-from lmhead.models.checkpoint import Checkpoint
 
 Tiny = Callable[..., PreTrainedModel]
 

@@ -37,8 +37,8 @@ from transformers import (
 )
 
 from lmhead.errors import BadCheckpoint, LMHeadError, UnsupportedModel
+from lmhead.files.gguf import open_gguf
 from lmhead.models.convert import convert_gguf
-from lmhead.models.gguf_file import open_gguf
 
 Q = gguf.GGMLQuantizationType
 V = 99  # odd, and no multiple of a quantisation block

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lmhead.files.gguf import GGUFArray, open_gguf
 from lmhead.models.convert import convert_gguf
-from lmhead.models.gguf_file import GGUFArray, open_gguf
 
 Q = gguf.GGMLQuantizationType
 

@@ -20,7 +20,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import AutoTokenizer
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
-from lmhead.models.gguf_file import open_gguf
+from lmhead.files.gguf import open_gguf
 from lmhead.models.gguf_tokenizer import build_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6

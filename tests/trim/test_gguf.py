@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lmhead.errors import BadInput, UnsupportedModel
-from lmhead.models.gguf_file import open_gguf
+from lmhead.files.gguf import open_gguf
 from lmhead.trim.corpus import Corpus
 from lmhead.trim.gguf import closure, read_tokenizer, write_trimmed_gguf
 from lmhead.trim.idmap import TrimMap

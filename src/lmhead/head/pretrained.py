@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
+from lmhead.files.checkpoint import Checkpoint, open_checkpoint
 from lmhead.head.dense import LMHead
 from lmhead.head.locate import locate
-from lmhead.models.checkpoint import Checkpoint, open_checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from lmhead.errors import BadCheckpoint, BadInput, UnsupportedModel
+from lmhead.files.checkpoint import open_checkpoint, weight_files
+from lmhead.files.gguf import GGUFFile, open_gguf
 from lmhead.inspect.reach import TokenizerReach, folder_reach, gguf_reach
 from lmhead.inspect.shapes import parameter_shapes
 from lmhead.inspect.stored import Stored, Weight, from_checkpoint, from_gguf
 from lmhead.models import architecture
 from lmhead.models.architecture import HeadTensors, find_head
-from lmhead.models.checkpoint import open_checkpoint, weight_files
-from lmhead.models.gguf_file import GGUFFile, open_gguf
 from lmhead.models.known import known_config
 
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmhead.errors import BadCheckpoint
-from lmhead.models.checkpoint import read_json
+from lmhead.files.jsons import read_json
 
 _RANGES_SHOWN = 5
 _GGUF_UNUSED = 5  # the token type of rows that a converter had to invent a token for

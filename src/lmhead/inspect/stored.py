@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from lmhead.files.checkpoint import Checkpoint
+from lmhead.files.gguf import GGUFFile
+from lmhead.files.safetensors import TensorHeader
 from lmhead.models.architecture import Shape, text_config
-from lmhead.models.checkpoint import Checkpoint, TensorHeader
-from lmhead.models.gguf_file import GGUFFile
 
 _BUFFER = re.compile(r"(inv_freq|masked_bias|position_ids|rope_\w+\.weight)$")
 # What quantised checkpoints keep beside a weight: GPTQ and AWQ, bitsandbytes, compressed-tensors,

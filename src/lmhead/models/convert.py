@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lmhead.errors import BadCheckpoint
+from lmhead.files.gguf import GGUFFile, open_gguf
 from lmhead.models.gguf_architectures import Move, plan_model
-from lmhead.models.gguf_file import GGUFFile, open_gguf
 from lmhead.models.gguf_tokenizer import GGUFTokenizer, build_tokenizer
 from lmhead.progress import Progress, silent
 

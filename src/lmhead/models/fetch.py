@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lmhead.errors import BadCheckpoint, BadInput, FetchError
-from lmhead.models.cache import build_once, cache_root, sha256_of
+from lmhead.files.cache import build_once, cache_root, sha256_of
 from lmhead.models.registry import BUILT_IN, BuiltIn, Wheel
 from lmhead.progress import Advance, Progress, silent
 

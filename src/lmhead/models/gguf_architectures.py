@@ -17,7 +17,7 @@ from math import pi
 from typing import TYPE_CHECKING, Any
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
-from lmhead.models.gguf_file import GGUFArray, GGUFFile
+from lmhead.files.gguf import GGUFArray, GGUFFile
 
 if TYPE_CHECKING:
     import numpy as np

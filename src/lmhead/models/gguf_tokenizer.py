@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
-from lmhead.models.gguf_file import GGUFArray, GGUFFile
+from lmhead.files.gguf import GGUFArray, GGUFFile
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from lmhead.errors import BadCheckpoint
-from lmhead.models.checkpoint import Checkpoint, open_checkpoint
+from lmhead.files.checkpoint import Checkpoint, open_checkpoint
 from lmhead.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lmhead.models.resolve import resolve
 from lmhead.progress import Progress, silent

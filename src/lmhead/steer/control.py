@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lmhead.errors import BadCheckpoint, BadInput
-from lmhead.models.gguf_file import open_gguf
+from lmhead.files.gguf import open_gguf
 from lmhead.steer.vector import HEAD, Card, SteeringVector, SteeringWarning, write_whole
 
 _ARCHITECTURE = "controlvector"

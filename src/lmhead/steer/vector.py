@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from lmhead.errors import BadCheckpoint, BadInput
-from lmhead.models.cache import written_whole
+from lmhead.files.whole import written_whole
 
 HEAD = "head"  # the layer that is the head's input, after the final norm
 JOBS = ("detect", "steer")
@@ -199,5 +199,5 @@ def check_alpha(alpha: float) -> None:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a small file, whole or not at all."""
-    with written_whole(path) as staging:
+    with written_whole(path, force=True) as staging:
         staging.write_bytes(content)

@@ -18,7 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lmhead.errors import UnsupportedModel
-from lmhead.models.checkpoint import TensorHeader, read_json, weight_files
+from lmhead.files.checkpoint import weight_files
+from lmhead.files.jsons import read_json
+from lmhead.files.safetensors import TensorHeader
 from lmhead.progress import Progress, silent
 from lmhead.trim.bpe import split_rule
 from lmhead.trim.folder import ModelFolder, remap_ids

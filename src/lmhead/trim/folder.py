@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmhead.errors import UnsupportedModel
+from lmhead.files.checkpoint import Checkpoint, open_checkpoint
 from lmhead.models.architecture import find_head
-from lmhead.models.checkpoint import Checkpoint, open_checkpoint
 from lmhead.trim.tokenizer import TokenizerJson
 
 if TYPE_CHECKING:

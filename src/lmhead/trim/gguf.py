@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lmhead.errors import UnsupportedModel
-from lmhead.models.gguf_file import TENSOR_TYPES, GGUFFile, GGUFTensor, open_gguf
+from lmhead.files.gguf import TENSOR_TYPES, GGUFFile, GGUFTensor, open_gguf
 from lmhead.models.gguf_tokenizer import build_tokenizer
 from lmhead.progress import Progress, silent
 from lmhead.trim.bpe import Rule, merge_all

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lmhead.models.checkpoint import TensorHeader
+from lmhead.files.safetensors import TensorHeader
 from lmhead.progress import Progress, silent
 from lmhead.trim.checkpoint import data_offsets, row_pieces
 from lmhead.trim.corpus import Corpus, batches

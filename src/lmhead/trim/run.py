@@ -208,7 +208,7 @@ class _Work:
         return path.expanduser()
 
     def _closed_for_gguf(self, kept: KeepSet) -> KeepSet:
-        from lmhead.models.gguf_file import open_gguf
+        from lmhead.files.gguf import open_gguf
         from lmhead.trim.gguf import closure
 
         ids = closure(open_gguf(self.gguf()), self.folder.tokenizer, kept.ids)

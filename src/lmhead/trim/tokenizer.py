@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmhead.errors import BadCheckpoint, BadInput, UnsupportedModel
-from lmhead.models.checkpoint import read_json
+from lmhead.files.jsons import read_json
 from lmhead.trim.bpe import Merges, byte_token, result_of, split_rule
 from lmhead.trim.idmap import TrimMap
 

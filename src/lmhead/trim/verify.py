@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmhead.files.jsons import read_json
 from lmhead.loading import Model, load
-from lmhead.models.checkpoint import read_json
 from lmhead.progress import Progress, silent
 from lmhead.trim.corpus import Corpus, Text
 from lmhead.trim.coverage import continue_greedily, cut_prompts

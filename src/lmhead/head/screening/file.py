@@ -11,8 +11,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from lmhead.errors import BadCheckpoint
+from lmhead.files.cache import cache_root
+from lmhead.files.whole import written_whole
 from lmhead.head.screening.bounds import BLOCK, LANES, Screen, padded
-from lmhead.models.cache import cache_root, written_whole
 
 FILE_NAME = "lmhead.screen"
 _FORMAT = "lmhead-screen-1"
@@ -33,7 +34,7 @@ def save_screen(screen: Screen, path: Path, sha256: str) -> Path:
         "vocab_size": str(screen.vocab_size),
         "hidden_size": str(screen.hidden_size),
     }
-    with written_whole(path) as staging:
+    with written_whole(path, force=True) as staging:
         try:
             save_file({name: getattr(screen, name) for name in _TENSORS}, staging, about)
         except SafetensorError as error:  # a full disk, as that library tells it

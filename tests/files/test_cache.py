@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lmhead.errors import LMHeadError
-from lmhead.models.cache import build_once, cache_root
+from lmhead.files.cache import build_once, cache_root
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_a_folder_of_another_version_is_replaced(cache: Path) -> None:
 _SLOW_BUILD = """
 import sys, time
 from pathlib import Path
-from lmhead.models.cache import build_once, cache_root
+from lmhead.files.cache import build_once, cache_root
 
 def build(folder):
     for i in range(20):

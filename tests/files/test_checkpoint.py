@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
-from lmhead.models.checkpoint import open_checkpoint, read_header
+from lmhead.files.checkpoint import open_checkpoint
+from lmhead.files.safetensors import read_header
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from gguf.quants import dequantize, quantize
 
 from lmhead.errors import BadCheckpoint, LMHeadError, UnsupportedModel
-from lmhead.models.gguf_file import TENSOR_TYPES, open_gguf
+from lmhead.files.gguf import TENSOR_TYPES, open_gguf
 
 Q = gguf.GGMLQuantizationType
 
@@ -288,7 +288,7 @@ def test_a_quarter_of_a_million_tokens_are_read_when_asked_for(tmp_path: Path) -
 
 def test_opening_imports_neither_torch_nor_numpy(small: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from lmhead.models.gguf_file import open_gguf;"
+        "import sys; from pathlib import Path; from lmhead.files.gguf import open_gguf;"
         f"open_gguf(Path({str(small)!r}));"
         "sys.exit(bool({'torch', 'numpy', 'gguf'} & set(sys.modules)))"
     )

@@ -1,0 +1,122 @@
+"""A Hugging Face model folder: its configuration and the headers of its safetensors files.
+
+Nothing here needs torch or touches a weight, so that every count is there in milliseconds.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmhead.errors import BadCheckpoint, UnsupportedModel
+from lmhead.files.jsons import read_json
+from lmhead.files.safetensors import TensorHeader, read_header
+
+if TYPE_CHECKING:
+    import torch
+
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder with a config.json and, where there are weights, their headers."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorHeader]
+
+    @cached_property
+    def generation_config(self) -> Mapping[str, Any]:
+        """The generation_config.json, or an empty mapping."""
+        path = self.folder / "generation_config.json"
+        return read_json(path) if path.is_file() else {}
+
+    def read(self, name: str) -> "torch.Tensor":
+        """Read one tensor, memory-mapped: nothing else of the file is loaded."""
+        from safetensors import safe_open
+
+        header = self.tensors[name]
+        with safe_open(header.file, framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+
+def open_checkpoint(folder: Path, *, weights: bool = True) -> Checkpoint:
+    """Read a model folder's configuration and, with `weights`, all safetensors headers."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise BadCheckpoint(
+            f"{folder} has no config.json; expected a Hugging Face model folder "
+            "(config.json, *.safetensors, tokenizer.json) or a .gguf file"
+        )
+    config = read_json(path)
+    tensors = _all_headers(folder) if weights else {}
+    return Checkpoint(folder, config, tensors)
+
+
+def _all_headers(folder: Path) -> dict[str, TensorHeader]:
+    tensors: dict[str, TensorHeader] = {}
+    for file in weight_files(folder):
+        tensors.update(read_header(file))
+    return tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """List the safetensors files of a folder, those of its index where it has one."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise BadCheckpoint(f"{index} has no weight_map; fetch the file again")
+        files = [folder / name for name in sorted(_inside(index, names.values()))]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise BadCheckpoint(
+                f"{folder} lacks {len(missing)} of the {len(files)} files that its index names "
+                f"({missing[0]}, ...); fetch them again"
+            )
+        return files
+    single = folder / "model.safetensors"
+    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickles = sorted(p.name for pattern in _PICKLES for p in folder.glob(pattern))
+        if pickles:
+            raise UnsupportedModel(
+                f"{folder} has only pickled weights ({pickles[0]}), which can run code when "
+                "loaded; expected safetensors: convert it where you trust it, with transformers' "
+                "`from_pretrained(...)` and then `save_pretrained(...)`"
+            )
+        raise BadCheckpoint(
+            f"{folder} has a config.json but no weights; expected model.safetensors "
+            "or an index with its shards"
+        )
+    return files
+
+
+def _inside(index: Path, names: Iterable[Any]) -> set[str]:
+    """Check that an index names files of its own folder; a path out of it is no shard."""
+    found: set[str] = set()
+    for name in names:
+        if not isinstance(name, str) or not name or "\0" in name:
+            raise BadCheckpoint(f"{index} names a shard that is no file; fetch it again")
+        found.add(name)
+    for name in found:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise BadCheckpoint(
+                f"{index} names {name!r}, which lies outside its folder; "
+                "expected the shards beside it: fetch the model again"
+            )
+    return found
+
+
+def resolves_inside(folder: Path, path: Path) -> bool:
+    """Tell whether a file of a model folder is really there, and not a link to somewhere else.
+
+    A snapshot in the Hugging Face cache holds links to the blobs beside it, and these count.
+    """
+    real, home = path.resolve(), folder.resolve()
+    if real.is_relative_to(home):
+        return True
+    return home.parent.name == "snapshots" and real.parent == home.parent.parent / "blobs"

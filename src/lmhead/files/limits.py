@@ -1,0 +1,15 @@
+"""How large the parts of a file may be: bounds that no honest file meets.
+
+A file says how long its own parts are, and a few bytes can claim anything. Past these bounds a
+reader stops with an error instead of taking the memory or the time that the file asks for.
+"""
+
+SAFETENSORS_HEADER = 100 * 2**20  # bytes; the format's own limit
+CONFIG_JSON = 64 * 2**20  # bytes of config.json, an index, tokenizer_config.json
+TOKENIZER_JSON = 512 * 2**20  # bytes; the largest vocabularies take 40 MB
+DIMENSIONS = 32  # of a tensor
+ELEMENTS = 2**62  # of a tensor, so that every byte offset fits 64 bits
+VOCABULARY = 2**26  # rows of a head; the largest in use have 2**18
+LAYERS = 100_000  # of a model; the deepest in use have some hundreds
+TOKEN = 2**14  # characters of one token of a vocabulary; the longest in use have some hundreds
+NAME = 2**16  # bytes of a tensor's or a key's name
