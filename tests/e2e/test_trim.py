@@ -238,4 +238,52 @@ def test_text_that_is_not_utf8_is_named_with_its_line(
     assert "bad.txt:2 is not UTF-8" in err
     code, _, err = call(capsys, "trim", tiny, *bad, "--errors", "skip")
     assert code == 0
-    assert "1 texts skipped" in err
+    assert "1 text skipped" in err
+
+
+def test_count_replaces_no_folder_and_a_file_only_by_force(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "word.txt").write_text("word")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/thesis.txt").write_text("years of work")
+    (tmp_path / "notes").write_text("mine")
+    count = ("count", tmp_path / "word.txt", "-m", tiny, "-o")
+    for more in ((), ("--force",)):
+        code, _, err = call(capsys, *count, tmp_path / "precious", *more)
+        assert (code, "precious is a folder" in err) == (2, True)
+    code, _, err = call(capsys, *count, tmp_path / "notes")
+    assert (code, "--force" in err) == (2, True)
+    assert (tmp_path / "notes").read_text() == "mine"
+    code, text, err = call(capsys, *count, tmp_path / "notes", "--force")
+    assert code == 0, err
+    assert "in 1 text:" in text
+    assert "lmhead token counts" in (tmp_path / "notes").read_text()
+    assert (tmp_path / "precious/thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("form", ["model", "head"])
+def test_trim_replaces_no_folder_that_it_did_not_write(
+    form: str, tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/thesis.txt").write_text("years of work")
+    code, _, err = call(
+        capsys, "trim", tiny, "--ascii", "--force", "--form", form, "--out", tmp_path / "precious"
+    )
+    assert (code, "precious" in err) == (2, True)
+    assert (tmp_path / "precious/thesis.txt").read_text() == "years of work"
+
+
+def test_a_folder_of_documents_with_a_picture_is_a_corpus(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/trim.md").write_text("the rights to use")
+    (tmp_path / "docs/plot.png").write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR")
+    code, _, err = call(
+        capsys, "trim", tiny, "--corpus", tmp_path / "docs", "--plan", "--no-coverage"
+    )
+    assert code == 0, err
+    assert "1 file left out, not text" in err
+    assert "plot.png" in err

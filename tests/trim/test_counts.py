@@ -86,6 +86,31 @@ def test_a_file_of_something_else_is_refused(content: str, tmp_path: Path) -> No
         Counts.load(tmp_path / "f")
 
 
+HEAD = '{"kind": "lmhead token counts", "tokenizer": "x", "texts": 1, "skipped": 0, '
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '"ids": 1099511627776, "tokens": 0}\n',
+        '"ids": -1, "tokens": 0}\n',
+        '"ids": 3, "tokens": 4}\n[0, 5]\n[1, -1]\n',
+        '"ids": 3, "tokens": 4}\n[-1, 4]\n',
+        '"ids": 3, "tokens": 4}\n[3, 4]\n',
+        '"ids": 3, "tokens": 4}\n[1, 2]\n[1, 4]\n',
+        '"ids": 3, "tokens": 4}\n[1, 4.0]\n',
+        '"ids": 3, "tokens": 1}\n[1, true]\n',
+        '"ids": 3, "tokens": 4}\n[1, 99999999999999999999]\n',
+        '"ids": 3, "tokens": 0}\n[0, 9223372036854775807]\n[1, 9223372036854775807]\n[2, 2]\n',
+        '"ids": 3, "tokens": 4}\n' + "[" * 60_000 + "\n",
+    ],
+)
+def test_counts_that_cannot_be_are_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text(HEAD + content)
+    with pytest.raises(BadInput, match="no counts file"):
+        Counts.load(tmp_path / "f")
+
+
 def test_a_file_cut_short_is_refused(
     tokenizer: TokenizerJson, corpus: Corpus, tmp_path: Path
 ) -> None:

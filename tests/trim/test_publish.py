@@ -38,7 +38,7 @@ def test_killed_at_random_moments_the_folder_is_absent_or_whole(
 
 
 def fail_at(target: Path) -> None:
-    with staged(target, force=True) as staging:
+    with staged(target, force=True, folder=True) as staging:
         staging.mkdir()
         raise RuntimeError
 
@@ -49,7 +49,7 @@ def write_at(target: Path, nbytes: int) -> None:
 
 
 def test_a_folder_appears_only_when_all_went_well(tmp_path: Path) -> None:
-    with staged(tmp_path / "a/out") as staging:
+    with staged(tmp_path / "a/out", folder=True) as staging:
         staging.mkdir()
         (staging / "f").write_text("x")
         assert not (tmp_path / "a/out").exists()
@@ -61,16 +61,54 @@ def test_a_folder_appears_only_when_all_went_well(tmp_path: Path) -> None:
 
 def test_what_is_there_is_replaced_only_by_force(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out/old").write_text("old")
-    with pytest.raises(BadInput, match="--force"), staged(tmp_path / "out"):
+    (tmp_path / "out/lmhead_trim.json").write_text("old")
+    with pytest.raises(BadInput, match="--force"), staged(tmp_path / "out", folder=True):
         pass
     with pytest.raises(RuntimeError):
         fail_at(tmp_path / "out")
-    assert (tmp_path / "out/old").read_text() == "old"
-    with staged(tmp_path / "out", force=True) as staging:
+    assert (tmp_path / "out/lmhead_trim.json").read_text() == "old"
+    with staged(tmp_path / "out", force=True, folder=True) as staging:
         staging.mkdir()
     assert list((tmp_path / "out").iterdir()) == []
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(BadInput, match="--force"):
+        write_at(tmp_path / "file", 3)
+    assert (tmp_path / "file").read_text() == "old"
+    with staged(tmp_path / "file", force=True) as staging:
+        staging.write_text("new")
+    assert (tmp_path / "file").read_text() == "new"
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_folder_of_somebody_else_is_never_replaced(folder: bool, tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/thesis.txt").write_text("years of work")
+    with (
+        pytest.raises(BadInput, match="precious"),
+        staged(tmp_path / "precious", force=True, folder=folder) as staging,
+    ):
+        staging.mkdir()
+    if not folder:  # nor does a folder of ours give way to a file
+        (tmp_path / "precious/lmhead_trim.json").write_text("{}")
+        with (
+            pytest.raises(BadInput, match="is a folder"),
+            staged(tmp_path / "precious", force=True) as staging,
+        ):
+            staging.write_text("x")
+    assert (tmp_path / "precious/thesis.txt").read_text() == "years of work"
+
+
+def test_a_link_goes_and_what_it_points_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/thesis.txt").write_text("years of work")
+    for folder in (True, False):
+        (tmp_path / "out").symlink_to("precious")
+        with staged(tmp_path / "out", force=True, folder=folder) as staging:
+            staging.mkdir() if folder else staging.write_text("x")
+        assert not (tmp_path / "out").is_symlink()
+        (tmp_path / "out").rmdir() if folder else (tmp_path / "out").unlink()
+    assert (tmp_path / "precious/thesis.txt").read_text() == "years of work"
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
@@ -82,6 +120,25 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_remains_are_swept_whatever_the_name(tmp_path: Path) -> None:
+    import socket
+
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    (tmp_path / f".a[1].gguf.trim-{socket.gethostname()}-{dead.pid}").write_text("left")
+    write_at(tmp_path / "a[1].gguf", 5)
+    assert [p.name for p in tmp_path.iterdir()] == ["a[1].gguf"]
+
+
+def test_the_hidden_name_cannot_be_known_before(tmp_path: Path) -> None:
+    names = set()
+    for _ in range(3):
+        with staged(tmp_path / "out", force=True) as staging:
+            names.add(staging.name)
+            staging.write_text("x")
+    assert len(names) == 3
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -97,9 +154,10 @@ def test_only_the_remains_of_dead_processes_are_swept(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     (tmp_path / f".out.trim-{host}-{dead.pid}").mkdir()
+    (tmp_path / f".out.trim-{host}-{dead.pid}-0a1b").mkdir()
     (tmp_path / f".out.trim-{host}-{os.getppid()}").mkdir()
     (tmp_path / f".out.trim-another-host-{dead.pid}").mkdir()
-    with staged(tmp_path / "out") as staging:
+    with staged(tmp_path / "out", folder=True) as staging:
         staging.mkdir()
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
         [f".out.trim-{host}-{os.getppid()}", f".out.trim-another-host-{dead.pid}", "out"]
@@ -109,6 +167,9 @@ def test_only_the_remains_of_dead_processes_are_swept(tmp_path: Path) -> None:
 def test_a_link_to_a_link_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "blob").write_text("x")
     (tmp_path / "link").symlink_to("blob")
-    link_or_copy(tmp_path / "link", tmp_path / "out")
+    link_or_copy(tmp_path / "link", tmp_path / "out", link=True)
     assert not (tmp_path / "out").is_symlink()
     assert (tmp_path / "out").samefile(tmp_path / "blob")
+    link_or_copy(tmp_path / "link", tmp_path / "copy")
+    assert not (tmp_path / "copy").samefile(tmp_path / "blob")
+    assert (tmp_path / "copy").read_text() == "x"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,6 +121,7 @@ def test_only_shards_with_vocabulary_rows_change(
     shards = sorted(p.name for p in source.glob("*.safetensors"))
     assert len(shards) >= 3
     trim_model(request(source, corpus_file), tmp_path / "out")
+    trim_model(request(source, corpus_file, link=True), tmp_path / "linked")
     index = json.loads((source / "model.safetensors.index.json").read_text())
     new_index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
     with_rows = {
@@ -129,7 +131,8 @@ def test_only_shards_with_vocabulary_rows_change(
     for name in shards:
         same = (source / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
         assert same == (name not in with_rows)
-        assert os.path.samefile(source / name, tmp_path / "out" / name) == same  # noqa: PTH121
+        assert not os.path.samefile(source / name, tmp_path / "out" / name)  # noqa: PTH121
+        assert os.path.samefile(source / name, tmp_path / "linked" / name) == same  # noqa: PTH121
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     total = sum(p.numel() for p in loaded.parameters())
     assert new_index["metadata"]["total_parameters"] == total
@@ -241,6 +244,57 @@ def test_force_replaces_and_leaves_nothing_beside(
     out = tmp_path / "out"
     out.mkdir()
     (out / "old").write_text("old")
-    trim_model(request(make_model("byte_level", "llama"), corpus_file), out, force=True)
+    asked = request(make_model("byte_level", "llama"), corpus_file)
+    with pytest.raises(BadInput, match="no trim wrote"):
+        trim_model(asked, out, force=True)
+    assert (out / "old").read_text() == "old"
+    (out / REPORT).write_text("{}")
+    trim_model(asked, out, force=True)
     assert not (out / "old").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus.jsonl", "out"]
+
+
+@pytest.mark.parametrize(
+    "name", ["LICENSE", "NOTES.txt", "tokenizer_config.json", "additional_chat_templates", "index"]
+)
+def test_nothing_from_outside_of_the_folder_is_published(
+    name: str, make_model: MakeModel, corpus_file: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "model"
+    shutil.copytree(make_model("byte_level", "llama", False, 3), source)
+    (tmp_path / "secret").mkdir()
+    secret = tmp_path / "secret" / "id_rsa.jinja"
+    if name == "index":
+        index = json.loads((source / "model.safetensors.index.json").read_text())
+        shard = next(iter(index["weight_map"].values()))
+        (source / shard).rename(tmp_path / shard)
+        weights = {n: f"../{s}" if s == shard else s for n, s in index["weight_map"].items()}
+        text = json.dumps({**index, "weight_map": weights})
+        (source / "model.safetensors.index.json").write_text(text)
+    elif name == "additional_chat_templates":
+        secret.write_text("private")
+        (source / name).symlink_to(tmp_path / "secret")
+    else:
+        secret.write_text("{}" if name.endswith("json") else "private")
+        (source / name).unlink(missing_ok=True)
+        (source / name).symlink_to(secret)
+    with pytest.raises(LMHeadError, match="outside"):
+        trim_model(request(source, corpus_file), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_hugging_face_cache_and_links_inside_are_followed(
+    make_model: MakeModel, corpus_file: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "models--a--b"
+    snapshot = cache / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(make_model("byte_level", "llama"), cache / "blobs")
+    (cache / "blobs" / "LICENSE").write_text("free")
+    for blob in (cache / "blobs").iterdir():
+        (snapshot / blob.name).symlink_to(f"../../blobs/{blob.name}")
+    (snapshot / "COPYING").symlink_to("LICENSE")
+    trim_model(request(snapshot, corpus_file), tmp_path / "out")
+    for name in ("LICENSE", "COPYING"):
+        assert (tmp_path / "out" / name).read_text() == "free"
+        assert not (tmp_path / "out" / name).is_symlink()

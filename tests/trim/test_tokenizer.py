@@ -2,14 +2,16 @@
 
 import json
 import random
+import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from lmhead.errors import BadInput, UnsupportedModel
-from lmhead.trim.bpe import byte_token, result_of, split_rule
+from lmhead.trim.bpe import byte_token, merge_all, result_of, split_rule
 from lmhead.trim.idmap import TrimMap
 from lmhead.trim.tokenizer import TokenizerJson
 
@@ -235,3 +237,31 @@ def test_a_keep_set_must_fit_the_tokenizer(make_tokenizer: Make) -> None:
         whole.closure({999_999})
     with pytest.raises(BadInput, match="not closed"):
         whole.cut(TrimMap.of(range(10), len(whole.vocab)))
+
+
+def test_a_long_token_is_walked_in_no_time() -> None:
+    """One token of 60,000 letters; pair by pair from the start it took half an hour."""
+    vocab = {"a": 0, **{"a" * 2**n: n for n in range(1, 16)}}
+    ranks = {(n, n): (n, n + 1) for n in range(15)}
+    start = time.perf_counter()
+    tokens, made = merge_all([0] * 60_000, lambda a, b: ranks.get((a, b)))
+    assert time.perf_counter() - start < 5
+    names = {i: token for token, i in vocab.items()}
+    assert "".join(names[i] for i in tokens) == "a" * 60_000
+    assert made == sorted(made)  # lowest rank first
+
+
+def test_merges_fire_lowest_rank_first_and_leftmost() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        rules = {
+            (rng.randrange(6), rng.randrange(6)): (rng.randrange(4), rng.randrange(6))
+            for _ in range(9)
+        }
+        symbols = [rng.randrange(6) for _ in range(rng.randrange(1, 14))]
+        tokens, made = list(symbols), []
+        while pairs := [(rules[p][0], at) for at, p in enumerate(pairwise(tokens)) if p in rules]:
+            _, at = min(pairs)
+            made.append(rules[tokens[at], tokens[at + 1]][1])
+            tokens[at : at + 2] = [made[-1]]
+        assert merge_all(symbols, lambda a, b, rules=rules: rules.get((a, b))) == (tokens, made)

@@ -47,6 +47,7 @@ def count(
     field: Field = "text",
     errors: OnErrors = Errors.fail,
     ray: Ray = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     json: Json = False,
 ) -> None:
     """Count the tokens of a corpus on all cores, for `lmhead trim --counts`."""
@@ -55,8 +56,9 @@ def count(
     from lmhead.trim.counts import count as count_tokens
     from lmhead.trim.counts import count_on_ray
     from lmhead.trim.folder import ModelFolder
-    from lmhead.trim.publish import staged
+    from lmhead.trim.publish import refuse_existing, staged
 
+    refuse_existing(out, force)  # before minutes of work, not after
     with open_corpus(corpus, field, errors) as texts:
         folder = ModelFolder.open(resolve(model, render.progress))
         if ray is not None:
@@ -67,7 +69,7 @@ def count(
             )
         counts = first + held
         warn_skipped(texts)
-    with staged(out, force=True) as staging:
+    with staged(out, force=force) as staging:
         counts.save(staging)
     distinct = int((counts.counts > 0).sum())
     if json:
@@ -82,7 +84,9 @@ def count(
         )
         return
     render.out().print(
-        f"{counts.tokens:,} tokens, {distinct:,} of them distinct, in {counts.texts:,} texts: {out}"
+        f"{counts.tokens:,} tokens, {distinct:,} of them distinct, in "
+        f"{render.plural(counts.texts, 'text')}: {out}",
+        markup=False,
     )
 
 
@@ -107,4 +111,9 @@ def warn_skipped(corpus: "Corpus") -> None:
     from lmhead.cli import render
 
     if corpus.skipped:
-        render.note(f"{len(corpus.skipped):,} texts skipped, the first: {corpus.skipped[0]}")
+        texts = render.plural(len(corpus.skipped), "text")
+        render.note(f"{texts} skipped, the first: {corpus.skipped[0]}")
+    if corpus.left_out:
+        files = render.plural(len(corpus.left_out), "file")
+        some = ", ".join(corpus.left_out[:5]) + (", ..." if len(corpus.left_out) > 5 else "")
+        render.note(f"{files} left out, not text: {some}")

@@ -114,6 +114,11 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def plural(number: int, noun: str) -> str:
+    """Write a count with its noun: "1 text", "2,000 texts"."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
 def size(nbytes: float) -> str:
     """Write bytes in the unit that fits, powers of 1,000."""
     for unit in ("B", "kB", "MB", "GB"):

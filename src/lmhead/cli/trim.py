@@ -103,7 +103,13 @@ def trim(
     plan: Annotated[
         bool, typer.Option("--plan", help="Show what would be kept and saved; write nothing.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is at DIR.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a trim, or a file, that is at DIR.")
+    ] = False,
+    link: Annotated[
+        bool,
+        typer.Option("--link", help="Hard-link the files of weights that stay as they are."),
+    ] = False,
     ray: Ray = None,
     json: Json = False,
 ) -> None:
@@ -127,11 +133,13 @@ def trim(
     from lmhead.trim.report import TrimRequest
 
     if out is not None and not plan:
-        refuse_existing(out, force)  # before minutes of work, not after
+        out = run.output_path(out, form.value)
+        # before minutes of work, not after
+        refuse_existing(out, force, folder=form is Form.model)
     keep = Keep(min_count, _words(script), _words(language), ascii_, ids, tokens, size)
     with open_corpus(corpus, field, errors) if corpus else nullcontext() as texts:
         request = TrimRequest(
-            model, keep, texts, tuple(counts or ()), coverage, positions, prompts, length, ray
+            model, keep, texts, tuple(counts or ()), coverage, positions, prompts, length, ray, link
         )  # fmt: skip
         if plan or out is None:
             report = run.plan_trim(request, form.value, render.progress)

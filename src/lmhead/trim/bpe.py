@@ -15,7 +15,7 @@ rules; only the one that fires counts.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from heapq import heappop, heappush
 from typing import Any
 
 Pair = tuple[int, int]
@@ -25,19 +25,33 @@ Rule = Callable[[int, int], tuple[float, int] | None]
 
 def merge_all(symbols: Sequence[int], rule: Rule) -> tuple[list[int], list[int]]:
     """Encode `symbols`; return the tokens that are left, and every token made on the way."""
-    tokens, made = list(symbols), []
-    while len(tokens) > 1:
-        best: tuple[float, int, int] | None = None
-        for at, (left, right) in enumerate(pairwise(tokens)):
-            found = rule(left, right)
-            if found is not None and (best is None or found[0] < best[0]):
-                best = (found[0], at, found[1])
-        if best is None:
-            break
-        _, at, new = best
-        tokens[at : at + 2] = [new]
+    tokens = list(symbols)  # -1: merged into the one before
+    last = len(tokens) - 1
+    before, after = list(range(-1, last)), list(range(1, last + 2))
+    heap: list[tuple[float, int, int, int, int]] = []  # rank, place, left, right, result
+
+    def propose(at: int) -> None:
+        if at >= 0 and after[at] <= last:
+            left, right = tokens[at], tokens[after[at]]
+            if (found := rule(left, right)) is not None:
+                heappush(heap, (found[0], at, left, right, found[1]))
+
+    for at in range(last):
+        propose(at)
+    made: list[int] = []
+    while heap:
+        _, at, left, right, new = heappop(heap)
+        gone = after[at]
+        if tokens[at] != left or gone > last or tokens[gone] != right:
+            continue  # another merge came first
+        tokens[at], tokens[gone] = new, -1
+        after[at] = after[gone]
+        if after[at] <= last:
+            before[after[at]] = at
         made.append(new)
-    return tokens, made
+        propose(before[at])
+        propose(at)
+    return [token for token in tokens if token >= 0], made
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Rows are cut out as bytes, read and written in pieces, so that memory holds no whole tensor,
 whatever the size of the model, and no dtype needs to be understood. Files without vocabulary rows
-are hard-linked, or copied where the disk does not allow it.
+are copied, or hard-linked where asked. Nothing from outside of the folder gets into the result.
 """
 
 import json
@@ -38,7 +38,9 @@ _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", "
 _KEEP = {".json", ".jinja", ".md", ".txt", ".html", ".pdf", ""}  # licences, cards, templates
 # Vocabularies in other forms than tokenizer.json. Those with a plain form are written anew.
 _STALE = {"vocab.json", "merges.txt", "vocab.txt", "added_tokens.json", "lmhead_trim.json"}
+_WRITTEN = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 _INDEX = "model.safetensors.index.json"
+_TEMPLATES = "additional_chat_templates"
 
 
 def vocabulary_tensors(model: ModelFolder) -> dict[str, TensorHeader]:
@@ -68,10 +70,20 @@ def write_trimmed(
     tokenizer: TokenizerJson,
     target: Path,
     progress: Progress = silent,
+    *,
+    link: bool = False,
 ) -> None:
-    """Write the trimmed model into the folder `target`, which is made."""
+    """Write the trimmed model into the folder `target`, which is made.
+
+    With `link`, files of weights without vocabulary rows are the same files as in the original.
+    """
+    extras = published(model)
     target.mkdir()
     _write_configs(model, ids, target)
+    for path in extras:
+        copy = target / path.relative_to(model.folder)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
     _write_tokenizer(model, ids, tokenizer, target)
     cut = vocabulary_tensors(model)
     files = weight_files(model.folder)
@@ -83,8 +95,31 @@ def write_trimmed(
                 for nbytes in _write_shard(file, target / file.name, ids, set(cut)):
                     advance(nbytes)
             else:
-                link_or_copy(file, target / file.name)
+                link_or_copy(file, target / file.name, link=link)
     _write_index(model, ids, cut, target)
+
+
+def published(model: ModelFolder) -> list[Path]:
+    """Return the files that are copied as they are; refuse what is not in the folder itself."""
+    for name in (*_WRITTEN, *_STALE, _INDEX):
+        if (path := model.folder / name).exists():
+            model.inside(path)
+    for file in weight_files(model.folder):
+        if model.inside(file).parent != model.folder:
+            raise UnsupportedModel(
+                f"the index of {model.folder} names {file.relative_to(model.folder)}, a file in a "
+                "folder of its own; expected all weights beside the index"
+            )
+    extras: list[Path] = []
+    for path in sorted(model.folder.iterdir()):
+        if path.name in _WRITTEN | _STALE or path.name.endswith(".index.json"):
+            continue
+        if path.is_file() and path.suffix.lower() in _KEEP - _WEIGHTS and path.name[0] != ".":
+            extras.append(model.inside(path))
+        elif path.is_dir() and path.name == _TEMPLATES:
+            inner = (p for p in sorted(model.inside(path).iterdir()) if p.is_file())
+            extras += [model.inside(p) for p in inner]
+    return extras
 
 
 def _write_shard(source: Path, target: Path, ids: TrimMap, cut: set[str]) -> Iterator[int]:
@@ -195,14 +230,6 @@ def _write_configs(model: ModelFolder, ids: TrimMap, target: Path) -> None:
         write_json(
             target / "generation_config.json", remap_ids(model.checkpoint.generation_config, new)
         )
-    done = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
-    for path in sorted(model.folder.iterdir()):
-        if path.name in done | _STALE or path.name.endswith(".index.json"):
-            continue
-        if path.is_file() and path.suffix.lower() in _KEEP - _WEIGHTS and path.name[0] != ".":
-            shutil.copyfile(path, target / path.name)
-        elif path.is_dir() and path.name == "additional_chat_templates":
-            shutil.copytree(path, target / path.name)
 
 
 def _write_tokenizer(

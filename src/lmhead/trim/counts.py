@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _KIND = "lmhead token counts"
+_IDS, _LINE = 2**24, 2**16  # ids and characters of a line: more than any vocabulary has
 _LOT = 2**24  # bytes of files that one job of a cluster counts
 HELD_BACK = 10  # one text in ten is held back, where something is to be estimated
 
@@ -78,15 +79,24 @@ class Counts:
         """Read a counts file."""
         try:
             with path.open(encoding="utf-8") as stream:
-                head = json.loads(next(stream))
-                if head.get("kind") != _KIND:
+                head = json.loads(stream.readline(_LINE))
+                if not isinstance(head, dict) or head.get("kind") != _KIND:
                     raise ValueError("its first line does not say so")
-                counts = np.zeros(head["ids"], np.int64)
-                for line in stream:
-                    i, count = json.loads(line)
-                    counts[i] = count
-            result = cls(head["tokenizer"], counts, head["texts"], head["skipped"])
-        except (OSError, StopIteration, KeyError, ValueError, IndexError, TypeError) as error:
+                numbers = {key: _number(head[key]) for key in ("ids", "texts", "tokens", "skipped")}
+                if numbers["ids"] > _IDS:
+                    raise ValueError(f"it says {numbers['ids']:,} ids; at most {_IDS:,} are read")
+                counts = np.zeros(numbers["ids"], np.int64)
+                total, last = 0, -1
+                while line := stream.readline(_LINE):
+                    i, number = (_number(value) for value in json.loads(line))
+                    if i <= last:
+                        raise ValueError(f"the id {i} does not come after {last}")
+                    counts[i], last = number, i
+                    total += number
+            if total >= 2**63:
+                raise ValueError("its counts add up to more than 64 bits hold")
+            result = cls(str(head["tokenizer"]), counts, numbers["texts"], numbers["skipped"])
+        except (OSError, KeyError, ValueError, IndexError, TypeError, RecursionError) as error:
             raise BadInput(
                 f"{path} is no counts file ({error}); expected what `lmhead count` writes"
             ) from error
@@ -95,6 +105,12 @@ class Counts:
                 f"{path} is cut short: {result.tokens:,} tokens of {head['tokens']:,}; count again"
             )
         return result
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError(f"{str(value)[:40]} is no count")
+    return value
 
 
 def fingerprint(tokenizer: TokenizerJson) -> str:

@@ -4,13 +4,14 @@ Ids stand in config.json, generation_config.json and tokenizer_config.json; the 
 tokens of its own, in branches that an ordinary conversation never takes.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmhead.errors import UnsupportedModel
+from lmhead.errors import BadCheckpoint, UnsupportedModel
 from lmhead.files.checkpoint import Checkpoint, open_checkpoint
 from lmhead.models.architecture import find_head
 from lmhead.trim.tokenizer import TokenizerJson
@@ -48,6 +49,23 @@ class ModelFolder:
                 f"{shapes[found.embedding][0]:,}; expected as many of each"
             )
         return cls(folder, checkpoint, tokenizer, rows)
+
+    def inside(self, path: Path) -> Path:
+        """Return `path`, a file of this folder, or refuse one that lies outside of it.
+
+        A link in a folder that somebody else made could name any file of this machine, which a trim
+        would then publish. The links of a Hugging Face cache lead to its own blobs.
+        """
+        home, real = self.folder.resolve(), path.resolve()
+        blobs = home.parent.parent / "blobs"
+        cached = home.parent.name == "snapshots" and real.parent == blobs
+        if not real.is_relative_to(home) and not cached:
+            name = os.path.relpath(path.absolute(), self.folder.absolute())
+            raise BadCheckpoint(
+                f"{name} of {self.folder} lies outside of that folder (it is {real}), and a trim "
+                "would publish it; put a copy in its place, or remove it"
+            )
+        return path
 
     @cached_property
     def hf_tokenizer(self) -> "PreTrainedTokenizerBase":

@@ -166,7 +166,7 @@ def check_weights(
     with progress("comparing the weights", total=total) as advance:
         for name in sorted(set(old) & set(new)):
             a, b = old[name], new[name]
-            # A shard without rows is the same file, linked.
+            # A shard without rows may be the same file, linked.
             if not (a.file.samefile(b.file) or _same(a, b, ids, offsets)):
                 failed.append(name)
             advance(b.nbytes)

@@ -22,7 +22,8 @@ class TrimRequest:
 
     With `coverage` the model runs over at most `positions` tokens of the corpus, and continues
     `prompts` cut from it by `length` tokens; kept is its choice at every step, and that share of
-    all its probability there, averaged over the steps. None: the model does not run.
+    all its probability there, averaged over the steps. None: the model does not run. With `link`,
+    weights that do not change are hard links to the original's files instead of copies.
     """
 
     model: str
@@ -34,6 +35,7 @@ class TrimRequest:
     prompts: int = 100
     length: int = 64
     ray: str | None = None
+    link: bool = False
 
     def __post_init__(self) -> None:
         if self.coverage is not None:

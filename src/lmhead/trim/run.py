@@ -15,7 +15,7 @@ from lmhead.models.registry import BUILT_IN
 from lmhead.models.resolve import resolve
 from lmhead.progress import Progress, silent
 from lmhead.trim import coverage as cover
-from lmhead.trim.checkpoint import vocabulary_tensors, write_json, write_trimmed
+from lmhead.trim.checkpoint import published, vocabulary_tensors, write_json, write_trimmed
 from lmhead.trim.counts import HELD_BACK, Counts, count, count_on_ray, fingerprint
 from lmhead.trim.folder import ModelFolder
 from lmhead.trim.idmap import TrimMap
@@ -263,28 +263,40 @@ def trim_model(
     progress: Progress = silent,
 ) -> TrimReport:
     """Trim a model, prove it, and only then publish it at `out`."""
-    refuse_existing(out, force)
+    out = output_path(out, form)
+    refuse_existing(out, force, folder=form == "model")
+    beside = out.with_name(f"{out.name}.{REPORT}")
+    if form != "model":  # a file cannot hold a second one; what was done goes beside it
+        refuse_existing(beside, force)
     work = _Work(request, progress)
+    if form == "model":
+        published(work.folder)  # what cannot be published is said before minutes of work
     if form == "gguf":
         work.gguf()
     report = work.report(form)
     if form == "head":
         return _write_keepset(work, report, out, force)
-    with staged(out, force=force) as staging:
-        if form == "gguf":
-            done = replace(report, proof=_write_gguf(work, report, staging, progress), out=out)
-        else:
-            done = _write_folder(work, report, out, staging, progress)
-    if form == "gguf":  # a file cannot hold a second one; what was done goes beside it
-        write_json(out.with_name(f"{out.name}.{REPORT}"), done.to_dict(id_map=True))
+    if form == "model":
+        with staged(out, force=force, folder=True) as staging:
+            return _write_folder(work, report, out, staging, progress)
+    with staged(beside, force=force) as told, staged(out, force=force) as staging:
+        done = replace(report, proof=_write_gguf(work, report, staging, progress), out=out)
+        write_json(told, done.to_dict(id_map=True))
     return done
+
+
+def output_path(out: Path, form: Form) -> Path:
+    """Return where a form is written: a GGUF file is found by its ending."""
+    if form == "gguf" and out.suffix.lower() != ".gguf":
+        return out.with_name(f"{out.name}.gguf")
+    return out
 
 
 def _write_folder(
     work: _Work, report: TrimReport, out: Path, staging: Path, progress: Progress
 ) -> TrimReport:
     tokenizer = work.folder.tokenizer.cut(report.ids)
-    write_trimmed(work.folder, report.ids, tokenizer, staging, progress)
+    write_trimmed(work.folder, report.ids, tokenizer, staging, progress, link=work.request.link)
     done = replace(report, proof=_prove(work, report, staging, progress), out=out)
     write_json(staging / REPORT, done.to_dict(id_map=True))
     return done

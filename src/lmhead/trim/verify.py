@@ -29,8 +29,9 @@ from lmhead.trim.proof import (
     check_weights,
     id_map,
 )
+from lmhead.trim.publish import MARKER
 
-REPORT = "lmhead_trim.json"
+REPORT = MARKER
 LOGIT_TEXTS, LOGIT_TOKENS = 4, 64
 
 
