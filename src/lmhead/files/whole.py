@@ -46,8 +46,14 @@ def is_ours(folder: Path) -> bool:
 
 def refuse_existing(target: Path, *, force: bool, folder: bool) -> None:
     """Refuse to write a file, or a folder, where something is that it must not replace."""
-    if not (target.is_symlink() or target.exists()):
+    try:
+        target.lstat()
+    except (FileNotFoundError, NotADirectoryError):
         return
+    except OSError as error:
+        raise cannot_write(target, error) from error
+    except ValueError as error:
+        raise BadInput(f"{str(target)!r} is no name for a file ({error})") from error
     if folder and target.is_symlink():
         raise BadInput(f"{target} is a link; give the folder itself, or another place")
     if target.is_dir() and not target.is_symlink():
