@@ -46,8 +46,8 @@ class Recorded(LMHead):
         self.inner = inner
         self.given: list[Tensor] = []
 
-    def forward(self, h: Tensor, normed: bool = False) -> Tensor:
-        z: Tensor = self.inner(h, normed=normed)
+    def forward(self, h: Tensor, *, from_block: bool = False) -> Tensor:
+        z: Tensor = self.inner(h, from_block=from_block)
         self.given.append(z.clone())
         return z
 

@@ -86,9 +86,9 @@ def measure(head: LMHead, states: Tensor, batch: int, rounds: int) -> dict[str, 
         "sample": draw,
     }
     our_verbs: dict[str, Callable[[], object]] = {
-        "greedy": lambda: screened.topk(some(), 1, normed=True),
-        "top-50": lambda: screened.topk(some(), 50, normed=True),
-        "sample": lambda: screened.sample(some(), normed=True),
+        "greedy": lambda: screened.topk(some(), 1),
+        "top-50": lambda: screened.topk(some(), 50),
+        "sample": lambda: screened.sample(some()),
     }
     result: dict[str, dict[str, float]] = {}
     for verb, ours in our_verbs.items():

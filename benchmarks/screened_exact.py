@@ -118,8 +118,8 @@ def differences(head: ScreenedHead, oracle: Oracle, h: Tensor) -> int:
     wrong = 0
     for part in h.split(16):
         ids = oracle.best(part, 50)
-        fifty = head.topk(part, 50, normed=True).ids
-        one = head.topk(part, 1, normed=True).ids
+        fifty = head.topk(part, 50).ids
+        one = head.topk(part, 1).ids
         wrong += int(((fifty != ids).any(1) | (one[:, 0] != ids[:, 0])).sum())
     return wrong
 
@@ -127,7 +127,7 @@ def differences(head: ScreenedHead, oracle: Oracle, h: Tensor) -> int:
 def near_ties(head: ScreenedHead, h: Tensor) -> Tensor:
     """Move states onto the bisector of two neighbours in rank, and a few bits off it."""
     weight = head.dense.weight.detach().double()
-    ids = head.topk(h, 51, normed=True).ids  # [n, 51]
+    ids = head.topk(h, 51).ids  # [n, 51]
     found = []
     for better, worse in ((0, 1), (1, 2), (49, 50)):
         apart = weight[ids[:, better]] - weight[ids[:, worse]]  # [n, d]
@@ -142,7 +142,7 @@ def loosest(head: ScreenedHead, h: Tensor, generator: torch.Generator) -> Tensor
     """Lean states towards the residual of a row, alone and together with what they were."""
     screen, V, d = head.screen, head.vocab_size, head.hidden_size
     rows = torch.randint(V, (len(h),), generator=generator)
-    rows[::2] = head.topk(h, 1, normed=True).ids[::2, 0]
+    rows[::2] = head.topk(h, 1).ids[::2, 0]
     copy = screen.q[rows, :d].float() * screen.scale[rows, None]
     residual = head.dense.weight.detach()[rows] - copy
     residual *= (h.norm(dim=1) / residual.norm(dim=1).clamp(min=1e-30))[:, None]
@@ -189,7 +189,7 @@ def laws(
 
     for n, T in enumerate(TEMPERATURES):
         generator = torch.Generator().manual_seed(n)
-        compiled = head.sample(h.expand(COMPILED, -1), T, generator=generator, normed=True)
+        compiled = head.sample(h.expand(COMPILED, -1), T, generator=generator)
         generator.manual_seed(n)
         for name, change, law in (("", None, y), (" with edits", edit, edited)):
             query = scanner.read(state, V)[0]

@@ -160,7 +160,7 @@ class Run:
         new, cache, text = torch.tensor([[0]]), None, []
         for _ in range(min(tokens, self.settings.context)):
             h, cache = self.model.transformer(new, past_key_values=cache, use_cache=True)
-            new = head.sample(h[:, -1:], 0.8, top_k=50, generator=generator, normed=True)  # [1, 1]
+            new = head.sample(h[:, -1:], 0.8, top_k=50, generator=generator)  # [1, 1]
             text.append(int(new))
         return text
 

@@ -59,7 +59,7 @@ def next_tokens(
         raise BadInput(f"top is {top}; expected at least 1")
     ids = model.encode(prompt, chat=chat)
     with torch.inference_mode():
-        logits = model.head(model.last_hidden(ids), normed=True).float()  # [V]
+        logits = model.head(model.last_hidden(ids)).float()  # [V]
     trace = None
     if params is not None:
         sampler = Sampler.from_params(

@@ -83,7 +83,7 @@ def test_every_draw_of_a_batch_is_the_one_that_its_state_gives_alone(
             edits = options["edits"]
             mine = {"generator": options["generator"][n].clone_state(), "limit": options["limit"]}
             mine["edits"] = None if edits is None else edits[n]
-            alone.append(int(sample(self, h[n], temperature, normed=True, **mine)))
+            alone.append(int(sample(self, h[n], temperature, **mine)))
         drawn.append((alone, sample(self, h, temperature, **options)))
         return drawn[-1][1]
 
@@ -138,7 +138,7 @@ def test_rows_without_a_token_are_left_out_by_the_screen(linked: Model) -> None:
     assert generate(PROMPTS[1], linked, max_tokens=8, head=padded)[0].ids == expected
     assert padded.stats.states == len(expected)
     h = linked.last_hidden(linked.encode(PROMPTS[1]))
-    assert padded.topk(h, 1, normed=True).ids.item() >= len(weight)
+    assert padded.topk(h, 1).ids.item() >= len(weight)
 
 
 def test_auto_takes_the_copy_that_is_there(linked: Model) -> None:

@@ -118,7 +118,7 @@ def test_logprobs_are_those_of_the_model(model: Model) -> None:
     result = generate("The capital of France is", model, max_tokens=3, logprobs=2)[0]
     assert result.logprobs is not None
     with torch.no_grad():
-        z = model.head(model.last_hidden(list(result.prompt_ids)), normed=True)
+        z = model.head(model.last_hidden(list(result.prompt_ids)))
     expected = torch.log_softmax(z.double(), -1)[result.ids[0]]
     assert result.logprobs[0].logprob == pytest.approx(float(expected), abs=1e-5)
     assert max(result.logprobs[0].top.values()) == result.logprobs[0].logprob
@@ -131,11 +131,11 @@ def test_rows_without_a_token_are_never_drawn(model: Model) -> None:
     class Padded:
         vocab_size, hidden_size, sha256 = model.head.vocab_size + 64, model.head.hidden_size, ""
 
-        def __call__(self, h: torch.Tensor, normed: bool = False) -> torch.Tensor:
-            return torch.nn.functional.pad(model.head(h, normed), (0, 64), value=1e4)
+        def __call__(self, h: torch.Tensor, *, from_block: bool = False) -> torch.Tensor:
+            return torch.nn.functional.pad(model.head(h, from_block=from_block), (0, 64), value=1e4)
 
-        def topk(self, h: torch.Tensor, k: int, normed: bool = False) -> TopK:
-            z, ids = self(h, normed).topk(k)
+        def topk(self, h: torch.Tensor, k: int, *, from_block: bool = False) -> TopK:
+            z, ids = self(h, from_block=from_block).topk(k)
             return TopK(ids, z)
 
         def sample(self, *_: object) -> torch.Tensor:
@@ -154,12 +154,12 @@ def test_any_engine_with_the_verbs_gives_the_same_greedy_tokens(model: Model) ->
     class Engine:
         vocab_size, hidden_size, sha256 = model.head.vocab_size, model.head.hidden_size, ""
 
-        def __call__(self, h: torch.Tensor, normed: bool = False) -> torch.Tensor:
+        def __call__(self, h: torch.Tensor, *, from_block: bool = False) -> torch.Tensor:
             raise AssertionError("the full logits were not needed")
 
-        def topk(self, h: torch.Tensor, k: int, normed: bool = False) -> TopK:
+        def topk(self, h: torch.Tensor, k: int, *, from_block: bool = False) -> TopK:
             asked.append(k)
-            return model.head.topk(h, k, normed)
+            return model.head.topk(h, k, from_block=from_block)
 
         def sample(self, *_: object) -> torch.Tensor:
             raise AssertionError("not used")

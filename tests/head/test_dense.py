@@ -58,21 +58,21 @@ def test_dtypes(dtype: torch.dtype, logits_dtype: torch.dtype | None) -> None:
     torch.testing.assert_close(z.double(), oracle(h, weight, None, 1, 0), rtol=loss, atol=loss * 4)
 
 
-def test_the_norm_comes_first_unless_told_otherwise() -> None:
+def test_the_norm_comes_first_where_a_state_is_from_a_block() -> None:
     norm = nn.LayerNorm(6)
     nn.init.normal_(norm.weight)
     head = LMHead(random(9, 6), norm=norm)
     h = random(4, 6, seed=3)
-    assert torch.equal(head(h), head(norm(h), normed=True))
-    assert not torch.equal(head(h), head(h, normed=True))
+    assert torch.equal(head(h, from_block=True), head(norm(h)))
+    assert not torch.equal(head(h, from_block=True), head(h))
 
 
 def test_a_projection_before_the_head_changes_the_width() -> None:
     head = LMHead(random(9, 6), norm=nn.Linear(10, 6), state_size=10)
-    assert head(random(2, 10)).shape == (2, 9)
-    assert head(random(2, 6), normed=True).shape == (2, 9)
+    assert head(random(2, 10), from_block=True).shape == (2, 9)
+    assert head(random(2, 6)).shape == (2, 9)
     with pytest.raises(BadInput, match=r"width 6.*has 10"):
-        head(random(2, 6))
+        head(random(2, 6), from_block=True)
 
 
 def test_padding_rows_may_be_cut_off() -> None:
@@ -173,7 +173,7 @@ def test_sample_follows_the_law(temperature: float, top_k: int | None) -> None:
     head = LMHead(random(8, 3))
     h = random(3, seed=5)
     generator = torch.Generator().manual_seed(7)
-    ids = head.sample(h.expand(40_000, 3), temperature, top_k, generator)
+    ids = head.sample(h.expand(40_000, 3), temperature, top_k, generator=generator)
     z = head(h).double() / temperature
     if top_k:
         z[z < z.topk(top_k).values[-1]] = -math.inf
@@ -306,7 +306,8 @@ def test_sha256_follows_training() -> None:
 def test_gradients_flow() -> None:
     weight, h = random(9, 4).requires_grad_(), random(2, 4, seed=1).requires_grad_()
     norm = nn.LayerNorm(4)
-    LMHead(weight, norm=norm, softcap=3.0, scale=0.5)(h).logsumexp(-1).sum().backward()
+    z = LMHead(weight, norm=norm, softcap=3.0, scale=0.5)(h, from_block=True)
+    z.logsumexp(-1).sum().backward()
     for tensor in (weight, h, norm.weight):
         assert tensor.grad is not None
         assert tensor.grad.abs().sum() > 0
@@ -323,7 +324,7 @@ def test_copies_and_pickles_give_the_same_answers() -> None:
     head = LMHead(random(9, 4), norm=nn.LayerNorm(4), scale=Scale(3.0, divide=True), softcap=2.0)
     h = random(2, 4, seed=1)
     for other in (copy.deepcopy(head), pickle.loads(pickle.dumps(head))):
-        assert torch.equal(other(h), head(h))
+        assert torch.equal(other(h, from_block=True), head(h, from_block=True))
         assert other.sha256 == head.sha256
 
 
@@ -355,9 +356,9 @@ def test_loss_is_the_cross_entropy_of_the_logits(reduction: str) -> None:
     h = torch.randn(3, 5, 12, generator=generator, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(0, 67, (3, 5), generator=generator)
     targets[1, 2] = -100
-    z = head(h).flatten(0, 1)
+    z = head(h, from_block=True).flatten(0, 1)
     expected = nn.functional.cross_entropy(z, targets.flatten(), reduction=reduction)
-    loss = head.loss(h, targets, reduction=reduction)
+    loss = head.loss(h, targets, reduction=reduction, from_block=True)
     torch.testing.assert_close(loss.flatten(), expected.flatten())
     sources = (h, weight, bias, *norm.parameters())
     for ours, theirs in zip(
@@ -366,5 +367,5 @@ def test_loss_is_the_cross_entropy_of_the_logits(reduction: str) -> None:
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
-    same = head.loss(norm(h), targets, normed=True, reduction=reduction)
+    same = head.loss(norm(h), targets, reduction=reduction)
     torch.testing.assert_close(same, loss)

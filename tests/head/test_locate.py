@@ -91,7 +91,9 @@ def test_steps_before_the_projection(before: Any, steps: list[str]) -> None:
     told = [type(m).__name__ if isinstance(m, nn.LayerNorm) else m.extra_repr() for m in norm]
     assert told == steps
     h = torch.linspace(-2, 2, 12).view(2, 6)
-    assert torch.equal(LMHead.from_model(model)(h), model.out(before(model.norm(h))))
+    assert torch.equal(
+        LMHead.from_model(model)(h, from_block=True), model.out(before(model.norm(h)))
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,7 @@ def test_nan_in_the_body_is_none_of_the_heads_business(tiny: Tiny) -> None:
 def test_training_the_head_trains_the_model(tiny: Tiny) -> None:
     model = tiny("llama", tie_word_embeddings=True)
     head = LMHead.from_model(model)
-    head(torch.ones(3, 32)).sum().backward()
+    head(torch.ones(3, 32), from_block=True).sum().backward()
     assert model.lm_head.weight.grad is not None
     assert model.model.embed_tokens.weight is head.weight
     assert model.model.norm.weight.grad is not None

@@ -74,11 +74,11 @@ def test_licence_is_the_one_that_the_package_names(monkeypatch: pytest.MonkeyPat
 
 @needs_max
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3), (0,)])
-@pytest.mark.parametrize("normed", [False, True])
-def test_logits(heads: tuple[LMHead, MaxHead], shape: tuple[int, ...], normed: bool) -> None:
+@pytest.mark.parametrize("from_block", [False, True])
+def test_logits(heads: tuple[LMHead, MaxHead], shape: tuple[int, ...], from_block: bool) -> None:
     dense, ours = heads
     h = states(*shape)
-    expected, got = dense(h, normed=normed), ours(h, normed=normed)
+    expected, got = dense(h, from_block=from_block), ours(h, from_block=from_block)
     assert got.shape == (*shape, V)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, expected.detach(), atol=1e-5, rtol=0)
@@ -93,8 +93,8 @@ def test_topk_and_sample(heads: tuple[LMHead, MaxHead]) -> None:
     torch.testing.assert_close(got.logits, best.logits.detach(), atol=1e-5, rtol=0)
     assert torch.equal(ours.sample(h, temperature=0.0), best.ids[..., 0])
     for top_k in (None, 5):
-        drawn = ours.sample(h, 0.8, top_k, draw(9))
-        assert torch.equal(drawn, dense.sample(h, 0.8, top_k, draw(9)))
+        drawn = ours.sample(h, 0.8, top_k, generator=draw(9))
+        assert torch.equal(drawn, dense.sample(h, 0.8, top_k, generator=draw(9)))
     with pytest.raises(BadInput, match=f"from 1 to the vocabulary's {V}"):
         ours.topk(h, V + 1)
 
@@ -131,9 +131,9 @@ def test_says_that_it_compiles_and_reads_bfloat16() -> None:
     assert len(titles) == 1
     assert titles[0].startswith("compiling")
     h = states(6).bfloat16()
-    got = ours(h)
+    got = ours(h, from_block=True)
     assert got.dtype == torch.bfloat16
-    exact = dense_head(torch.bfloat16).float()(dense.norm(h).float(), normed=True)  # type: ignore[misc]
+    exact = dense_head(torch.bfloat16).float()(dense.norm(h).float())  # type: ignore[misc]
     # one rounding of the result, where the dense head rounds after every step
     torch.testing.assert_close(got, exact.detach().bfloat16(), atol=0, rtol=2**-7)
 

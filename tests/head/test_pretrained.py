@@ -33,10 +33,10 @@ def check(folder: Path, model: PreTrainedModel | None = None) -> LMHead:
     head = LMHead.from_pretrained(folder)
     assert repr(head) == repr(expected)
     assert head.sha256 == expected.sha256
-    for width, normed in ((head.state_size, False), (head.hidden_size, True)):
+    for width, from_block in ((head.state_size, True), (head.hidden_size, False)):
         h = torch.randn(5, width, generator=torch.Generator().manual_seed(0))
         h = h.to(next((head.norm or head).parameters()).dtype)
-        assert torch.equal(head(h, normed=normed), expected(h, normed=normed))
+        assert torch.equal(head(h, from_block=from_block), expected(h, from_block=from_block))
     return head
 
 

@@ -106,17 +106,18 @@ def test_shapes_norm_scale_and_softcap_follow_the_dense_head():
     head = random_head(400, 24, norm=torch.nn.LayerNorm(24), scale=Scale(3, divide=True), softcap=5)
     screened = ScreenedHead.from_head(head)
     h = states(6, 24).view(2, 3, 24) * 4
-    ours, dense = screened.topk(h, 5), head.topk(h, 5)
+    ours, dense = screened.topk(h, 5, from_block=True), head.topk(h, 5, from_block=True)
     assert ours.ids.shape == (2, 3, 5)
     assert torch.equal(ours.ids, dense.ids)
     torch.testing.assert_close(ours.logits, dense.logits)
-    single = screened.topk(h[0, 0], 5)
+    single = screened.topk(h[0, 0], 5, from_block=True)
     assert torch.equal(single.ids, dense.ids[0, 0])
-    normed = head.norm(h)
-    assert torch.equal(screened.topk(normed, 5, normed=True).ids, dense.ids)
+    entering = head.norm(h)
+    assert torch.equal(screened.topk(entering, 5).ids, dense.ids)
     assert torch.equal(screened(h), head(h))
+    assert torch.equal(screened(h, from_block=True), head(entering))
     assert screened.sample(h, 0.0).shape == (2, 3)
-    assert torch.equal(screened.sample(h, 0.0), dense.ids[..., 0])
+    assert torch.equal(screened.sample(h, 0.0, from_block=True), dense.ids[..., 0])
     assert screened.topk(h[:0], 5).ids.shape == (0, 3, 5)
 
 
@@ -357,7 +358,7 @@ def test_a_bias_that_came_later_is_noticed() -> None:
     head = LMHead(torch.randn(100, 16, generator=g))
     screened = ScreenedHead.from_head(head)
     h = torch.randn(1, 16, generator=g)
-    screened.topk(h, 1, normed=True)
+    screened.topk(h, 1)
     head.bias = torch.nn.Parameter(torch.randn(100, generator=g))
     with pytest.raises(LMHeadError, match="changed after its int8 copy"):
-        screened.topk(h, 1, normed=True)
+        screened.topk(h, 1)

@@ -38,8 +38,8 @@ def differences(model: Model, each: int) -> tuple[int, ScreenedHead]:
     for h in hidden_states(model, each).split(16):
         z, ids = (h.double() @ weight.T).topk(51)
         assert bool((z[:, :-1] > z[:, 1:]).all()), "a tie: topk need not order it by id"
-        wrong += int((screened.topk(h, 50, normed=True).ids != ids[:, :50]).any(1).sum())
-        wrong += int((screened.topk(h, 1, normed=True).ids != ids[:, :1]).sum())
+        wrong += int((screened.topk(h, 50).ids != ids[:, :50]).any(1).sum())
+        wrong += int((screened.topk(h, 1).ids != ids[:, :1]).sum())
     return wrong, screened
 
 

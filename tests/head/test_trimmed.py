@@ -43,12 +43,12 @@ def test_it_is_a_head(head: LMHead, kept: list[int]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3)])
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("from_block", [False, True])
 def test_kept_logits_are_those_of_the_whole_head(
-    head: LMHead, kept: list[int], shape: tuple[int, ...], normed: bool
+    head: LMHead, kept: list[int], shape: tuple[int, ...], from_block: bool
 ) -> None:
     h = states(*shape)
-    z, z_trimmed = head(h, normed=normed), TrimmedHead(head, kept)(h, normed=normed)
+    z, z_trimmed = head(h, from_block=from_block), TrimmedHead(head, kept)(h, from_block=from_block)
     assert z_trimmed.shape == z.shape
     torch.testing.assert_close(z_trimmed[..., kept], z[..., kept], rtol=0, atol=1e-5)
     gone = torch.ones(V, dtype=torch.bool)
@@ -83,9 +83,9 @@ def test_topk_and_samples_are_original_ids(head: LMHead, kept: list[int]) -> Non
 
 def test_samples_follow_the_law_of_the_kept_logits(head: LMHead, kept: list[int]) -> None:
     trimmed, h = TrimmedHead(head, kept), states() * 0.2
-    p = torch.softmax(trimmed(h, normed=True), -1)
+    p = torch.softmax(trimmed(h), -1)
     many = h.expand(20_000, d)
-    drawn = trimmed.sample(many, generator=torch.Generator().manual_seed(6), normed=True)
+    drawn = trimmed.sample(many, generator=torch.Generator().manual_seed(6))
     found = torch.bincount(drawn, minlength=V) / len(many)
     # Six standard errors of the likeliest token: a false alarm in one of 10^8 seeds.
     assert (found - p).abs().max() < 6 * (p.max() * (1 - p.max()) / len(many)).sqrt()

@@ -268,7 +268,7 @@ def test_its_head_is_found_like_any_other() -> None:
     ids = torch.tensor([[1, 2, 3]])
     with torch.inference_mode():
         h = model.transformer(ids).last_hidden_state
-        assert torch.equal(head(h, normed=True), model(ids).logits)
+        assert torch.equal(head(h), model(ids).logits)
 
 
 def test_generation_treats_it_like_any_other_model(tmp_path: Path) -> None:

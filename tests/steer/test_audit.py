@@ -33,8 +33,7 @@ def test_every_number_again(tiny: Tiny, family: str, layer: int | str) -> None:
         ids = torch.tensor([model.encode(prompt)])
         with torch.no_grad():
             z, other = (
-                m.head(m.body(ids, use_cache=False)[0], normed=True)[0, :, :V].double()
-                for m in (model, steered)
+                m.head(m.body(ids, use_cache=False)[0])[0, :, :V].double() for m in (model, steered)
             )
         p, q = torch.log_softmax(z, -1), torch.log_softmax(other, -1)
         deltas.append(other - z)

@@ -41,8 +41,8 @@ class Recorded(LMHead):
         super().__init__(inner.weight)
         self.inner, self.given = inner, []  # type: ignore[var-annotated]
 
-    def forward(self, h: Tensor, normed: bool = False) -> Tensor:
-        z: Tensor = self.inner(h, normed=normed)
+    def forward(self, h: Tensor, *, from_block: bool = False) -> Tensor:
+        z: Tensor = self.inner(h, from_block=from_block)
         self.given.append(z.clone())
         return z
 
@@ -134,8 +134,8 @@ def test_the_budget_holds_for_the_range(tiny: Tiny, layer: int | str) -> None:
     ids = torch.tensor([model.encode("some longer words")])
     with torch.no_grad():
         h, _ = guarded.model.body(ids, use_cache=False)
-        z = model.head(model.body(ids, use_cache=False)[0], normed=True)
-        moved = (guarded.head(h, normed=True) - z)[0, :, : model.reachable]
+        z = model.head(model.body(ids, use_cache=False)[0])
+        moved = (guarded.head(h) - z)[0, :, : model.reachable]
     ranges = moved.amax(-1) - moved.amin(-1)
     assert float(ranges.max()) <= 1.5
     assert float(ranges.min()) > 1.49  # as far as it may go
@@ -158,8 +158,8 @@ def test_a_keep_set_is_capped_over_what_it_keeps(tiny: Tiny) -> None:
     ids = torch.tensor([model.encode("some longer words")])
     with torch.no_grad():
         h, _ = guarded.model.body(ids, use_cache=False)
-        given = guarded.head(h, normed=True)[0]
-        z = model.head(model.body(ids, use_cache=False)[0], normed=True)[0]
+        given = guarded.head(h)[0]
+        z = model.head(model.body(ids, use_cache=False)[0])[0]
     assert float(kl(z[:, kept], given[:, kept]).max()) <= 0.05
     gone = [i for i in range(97) if i not in kept]
     assert (given[:, gone] == -math.inf).all()
@@ -238,7 +238,7 @@ def test_bad_input(tiny: Tiny) -> None:
             guard(model, vector(1), **options)
     head = guard(model, vector(1), kl_cap=1.0).head
     with pytest.raises(BadInput, match="two states of a guarded model"):
-        head(torch.zeros(1, 3), normed=True)
+        head(torch.zeros(1, 3))
 
 
 @pytest.mark.model

@@ -28,7 +28,7 @@ def next_ids(
         k = _best_needed(sampler)
         logits = None if k is None else _candidates(head, h, k, sampler, states)
     if logits is None:
-        logits = head(h, normed=True)
+        logits = head(h)
     drawn = sampler.step(logits, states)
     return drawn.ids.tolist(), drawn.logprobs
 
@@ -58,14 +58,14 @@ def _candidates(
     if not isinstance(head, ScreenedHead):
         if touches:
             return None
-        best = head.topk(h, min(k, head.vocab_size), normed=True)
+        best = head.topk(h, min(k, head.vocab_size))
         if bool((best.ids >= V).any()):  # rows without a token are among the best
             return None
     elif touches:
         touched = [sampler.touched(s, V) for s in states]
-        best = head.candidates(h, k, touched, normed=True, limit=V)
+        best = head.candidates(h, k, touched, limit=V)
     else:
-        best = head.topk(h, min(k, V), normed=True, limit=V)
+        best = head.topk(h, min(k, V), limit=V)
     if not bool((best.logits.amax(-1) < torch.inf).all()):  # NaN: let all logits tell
         return None
     return Candidates.of(best.ids, best.logits, V)
@@ -101,7 +101,7 @@ def _draw(
     edits = [edit(s) for s in states] if touching else None
     generators = [s.generator for s in states]
     drawn: list[int] = head.sample(
-        h, sampler.params.temperature, generator=generators, normed=True, edits=edits, limit=V
+        h, sampler.params.temperature, generator=generators, edits=edits, limit=V
     ).tolist()
     for seq, token in zip(states, drawn, strict=True):
         seq.accept(token)

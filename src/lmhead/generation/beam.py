@@ -67,7 +67,7 @@ def _best(
     head: Head, h: Tensor, running: list[_Hypothesis], width: int, V: int
 ) -> list[tuple[int, _Hypothesis]]:
     """Return the `width` best continuations by one token, each with the row it goes on from."""
-    z = head(h, normed=True).float()[:, :V]  # [beams, V]
+    z = head(h).float()[:, :V]  # [beams, V]
     scores = torch.log_softmax(z, dim=-1) + torch.tensor([[b.score] for b in running])
     best = torch.topk(scores.flatten(), min(width, scores.numel()))
     rows = []

@@ -23,8 +23,9 @@ class TopK(NamedTuple):
 class Head(Protocol):
     """The last layer of a language model, however it is computed.
 
-    `normed=True` says that `h` has passed the final norm already and enters the projection as it
-    is; otherwise the head applies the norm first.
+    Every verb takes what enters the projection: transformers' `last_hidden_state`, what a body
+    gives. `from_block=True` says that `h` comes straight from a block instead; the head then
+    applies the final norm first.
     """
 
     @property
@@ -42,11 +43,11 @@ class Head(Protocol):
         """What the projection is, as one hexadecimal number."""
         ...
 
-    def __call__(self, h: Tensor, normed: bool = False) -> Tensor:
+    def __call__(self, h: Tensor, *, from_block: bool = False) -> Tensor:
         """Score every token: `[..., d]` to logits `[..., V]`."""
         ...
 
-    def topk(self, h: Tensor, k: int, normed: bool = False) -> TopK:
+    def topk(self, h: Tensor, k: int, *, from_block: bool = False) -> TopK:
         """Return the k best tokens, ids and logits `[..., k]` each."""
         ...
 
@@ -55,8 +56,9 @@ class Head(Protocol):
         h: Tensor,
         temperature: float = 1.0,
         top_k: int | None = None,
+        *,
         generator: torch.Generator | None = None,
-        normed: bool = False,
+        from_block: bool = False,
     ) -> Tensor:
         """Draw the next token: ids `[...]`."""
         ...

@@ -128,15 +128,22 @@ class LMHead(nn.Module):
         """d, the width of what enters the projection."""
         return self.weight.shape[1]
 
-    def entering(self, h: Tensor, normed: bool) -> Tensor:
-        """Return what enters the projection, `[..., d]`: h past the norm."""
-        if self.norm is not None and not normed:
+    def entering(self, h: Tensor, *, from_block: bool = False) -> Tensor:
+        """Return what enters the projection, `[..., d]`: h, past the norm if it is from a block."""
+        if self.norm is not None and from_block:
             h = self.norm(_check_width(h, self.state_size, "the state before the final norm"))
-        return _check_width(h, self.hidden_size, "the state that enters the projection")
+        what = "the state that enters the projection"
+        if h.shape[-1:] == (self.state_size,) != (self.hidden_size,):
+            what += " (pass from_block=True for a state straight from a block)"
+        return _check_width(h, self.hidden_size, what)
 
-    def forward(self, h: Tensor, normed: bool = False) -> Tensor:
-        """Score every token: `[..., d]` to logits `[..., V]`."""
-        h = self.entering(h, normed)
+    def forward(self, h: Tensor, *, from_block: bool = False) -> Tensor:
+        """Score every token: `[..., d]` to logits `[..., V]`.
+
+        `h` is what enters the projection (`last_hidden_state`); `from_block=True` takes the output
+        of a block and norms it first.
+        """
+        h = self.entering(h, from_block=from_block)
         z = F.linear(h.to(self.weight.dtype), self.weight, self.bias)  # [..., V]
         if self.logits_dtype is not None:
             z = z.to(self.logits_dtype)
@@ -146,13 +153,13 @@ class LMHead(nn.Module):
             z = torch.tanh(z / self.softcap) * self.softcap
         return z[..., : self.vocab_size]
 
-    def topk(self, h: Tensor, k: int, normed: bool = False) -> TopK:
+    def topk(self, h: Tensor, k: int, *, from_block: bool = False) -> TopK:
         """Return the k best tokens, ids and logits `[..., k]` each.
 
         Best first; among equal logits the lower id is the better one.
         """
         check_k(k, self.vocab_size)
-        return ranked(self(h, normed=normed), k)
+        return ranked(self(h, from_block=from_block), k)
 
     @torch.no_grad()
     def sample(
@@ -160,8 +167,9 @@ class LMHead(nn.Module):
         h: Tensor,
         temperature: float = 1.0,
         top_k: int | None = None,
+        *,
         generator: torch.Generator | None = None,
-        normed: bool = False,
+        from_block: bool = False,
     ) -> Tensor:
         """Draw the next token: ids `[...]`.
 
@@ -170,18 +178,20 @@ class LMHead(nn.Module):
         """
         check_temperature(temperature)
         if top_k is None:
-            return draw(self(h, normed=normed), temperature, generator)
-        best = self.topk(h, top_k, normed=normed)
+            return draw(self(h, from_block=from_block), temperature, generator)
+        best = self.topk(h, top_k, from_block=from_block)
         pick = draw(best.logits, temperature, generator)
         return best.ids.gather(-1, pick.unsqueeze(-1)).squeeze(-1)
 
-    def loss(self, h: Tensor, targets: Tensor, normed: bool = False, **options: Any) -> Tensor:
+    def loss(
+        self, h: Tensor, targets: Tensor, *, from_block: bool = False, **options: Any
+    ) -> Tensor:
         """Give the cross-entropy of `targets [...]` under the head, with gradients.
 
         The logits are never held; `options` are those of `linear_cross_entropy` (reduction,
         ignore_index, label_smoothing, z_loss, chunk).
         """
-        h = self.entering(h, normed)
+        h = self.entering(h, from_block=from_block)
         weight, bias, V = self.weight, self.bias, self.vocab_size
         if len(weight) > V:  # a slice of everything would cost a second gradient of W's size
             weight, bias = weight[:V], None if bias is None else bias[:V]

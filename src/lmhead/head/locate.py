@@ -314,7 +314,7 @@ def _verify(
     """Check that the head gives what the model gave: equal bits, or on meta equal shapes."""
     x = linear.inputs[0]  # [..., d]
     with torch.no_grad():
-        z = head(x, normed=True)
+        z = head(x)
         for move in moves:
             z = move.again(z)
         if not _equal(z, logits):

@@ -65,35 +65,36 @@ class MaxHead:
         return self.dense.sha256
 
     @torch.no_grad()
-    def __call__(self, h: Tensor, normed: bool = False) -> Tensor:
+    def __call__(self, h: Tensor, *, from_block: bool = False) -> Tensor:
         """Score every token: `[..., d]` to logits `[..., V]`, without gradients."""
-        h = self.dense.entering(h, normed)
+        h = self.dense.entering(h, from_block=from_block)
         # rounded as the dense head does, then computed in float32
         rows = h.to(self.dense.weight.dtype).float().reshape(-1, self.hidden_size)  # [N, d]
         z: Tensor = self._project(rows)  # [N, V]
         return z.to(self._dtype).view(*h.shape[:-1], self.vocab_size)
 
-    def topk(self, h: Tensor, k: int, normed: bool = False) -> TopK:
+    def topk(self, h: Tensor, k: int, *, from_block: bool = False) -> TopK:
         """Return the k best tokens, ids and logits `[..., k]` each.
 
         Best first; among equal logits the lower id is the better one.
         """
         check_k(k, self.vocab_size)
-        return ranked(self(h, normed=normed), k)
+        return ranked(self(h, from_block=from_block), k)
 
     def sample(
         self,
         h: Tensor,
         temperature: float = 1.0,
         top_k: int | None = None,
+        *,
         generator: torch.Generator | None = None,
-        normed: bool = False,
+        from_block: bool = False,
     ) -> Tensor:
         """Draw the next token: ids `[...]`. Temperature 0 is greedy."""
         check_temperature(temperature)
         if top_k is None:
-            return draw(self(h, normed=normed), temperature, generator)
-        best = self.topk(h, top_k, normed=normed)
+            return draw(self(h, from_block=from_block), temperature, generator)
+        best = self.topk(h, top_k, from_block=from_block)
         pick = draw(best.logits, temperature, generator)
         return best.ids.gather(-1, pick.unsqueeze(-1)).squeeze(-1)
 

@@ -138,16 +138,16 @@ class ScreenedHead:
         """What the projection is: that of the dense head."""
         return self.dense.sha256
 
-    def __call__(self, h: Tensor, normed: bool = False) -> Tensor:
+    def __call__(self, h: Tensor, *, from_block: bool = False) -> Tensor:
         """Score every token: the dense head does, for it takes all the weights."""
-        return self.dense(h, normed=normed)  # type: ignore[no-any-return]
+        return self.dense(h, from_block=from_block)  # type: ignore[no-any-return]
 
     def topk(
         self,
         h: Tensor,
         k: int,
-        normed: bool = False,
         *,
+        from_block: bool = False,
         edits: Edits = None,
         limit: int | None = None,
     ) -> TopK:
@@ -158,7 +158,7 @@ class ScreenedHead:
         """
         V = self._limit(limit)
         check_k(k, V)
-        states = self._states(h, normed)
+        states = self._states(h, from_block)
         with self._lock:
             ids, y = self._best(states, k, edits, V, np.float32)
         top = TopK(torch.from_numpy(ids), torch.from_numpy(y))
@@ -172,9 +172,9 @@ class ScreenedHead:
         h: Tensor,
         temperature: float = 1.0,
         top_k: int | None = None,
-        generator: Generators = None,
-        normed: bool = False,
         *,
+        generator: Generators = None,
+        from_block: bool = False,
         top_p: float | None = None,
         min_p: float | None = None,
         edits: Edits = None,
@@ -191,11 +191,11 @@ class ScreenedHead:
             check_share("top_p", top_p)
             check_share("min_p", min_p)
         if temperature < _GREEDY_BELOW:
-            return self.topk(h, 1, normed, edits=edits, limit=limit).ids[..., 0]
+            return self.topk(h, 1, from_block=from_block, edits=edits, limit=limit).ids[..., 0]
         V = self._limit(limit)
         if top_k is not None:
             check_k(top_k, V)
-        states = self._states(h, normed)
+        states = self._states(h, from_block)
         shape = states.shape[:-1]
         generators = each(generator, math.prod(shape), "generators")
         if top_k is None and top_p is None and min_p is None:
@@ -227,8 +227,8 @@ class ScreenedHead:
         h: Tensor,
         k: int,
         touched: Sequence[Tensor] | None = None,
-        normed: bool = False,
         *,
+        from_block: bool = False,
         limit: int | None = None,
     ) -> TopK:
         """Return the touched ids of each state and the k best of the others, with plain logits.
@@ -239,7 +239,7 @@ class ScreenedHead:
         V = self._limit(limit)
         k = min(k, V)
         check_k(k, V)
-        states = _array(entering := self._states(h, normed))
+        states = _array(entering := self._states(h, from_block))
         plain = None if touched is None else [Edit(ids, _unchanged) for ids in touched]
         with self._lock:
             found = [row.candidates(k) for row in self._rows(states, plain, V)]
@@ -328,7 +328,7 @@ class ScreenedHead:
 
     @torch.no_grad()
     def _dense_row(self, h: Float32, edit: Edit | None, V: int) -> DenseRow:
-        y = self.dense(torch.from_numpy(h), normed=True)[:V].double()
+        y = self.dense(torch.from_numpy(h))[:V].double()
         if edit is not None:
             y = y.index_copy(0, edit.ids, edit.change(y[edit.ids]).double())
         return DenseRow(y.numpy())
@@ -343,12 +343,12 @@ class ScreenedHead:
         y = edit.change(torch.from_numpy(self._transform(rows.z)))
         return Scored(rows.ids, y.double().numpy())
 
-    def _states(self, h: Tensor, normed: bool) -> Tensor:
+    def _states(self, h: Tensor, from_block: bool) -> Tensor:
         """Give what enters the projection, `[..., d]`, in float32 as the weight's dtype has it."""
-        if normed and self._is_plain(h):
+        if not from_block and self._is_plain(h):
             return h
         with torch.no_grad():
-            entering = self.dense.entering(h, normed).to(self._dtype).float()
+            entering = self.dense.entering(h, from_block=from_block).to(self._dtype).float()
         return entering.detach().contiguous()
 
     def _is_plain(self, h: Tensor) -> bool:

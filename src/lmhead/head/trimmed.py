@@ -100,16 +100,16 @@ class TrimmedHead(nn.Module):
         digest.update(self.kept.cpu().numpy().tobytes())
         return digest.hexdigest()
 
-    def forward(self, h: Tensor, normed: bool = False) -> Tensor:
+    def forward(self, h: Tensor, *, from_block: bool = False) -> Tensor:
         """Score every token: `[..., d]` to logits `[..., V]`, -inf where the row is gone."""
-        z = self._kept_logits(h, normed)
+        z = self._kept_logits(h, from_block)
         whole = z.new_full((*z.shape[:-1], self._vocab_size), float("-inf"))
         return whole.index_copy(-1, self.kept, z)
 
-    def topk(self, h: Tensor, k: int, normed: bool = False) -> TopK:
+    def topk(self, h: Tensor, k: int, *, from_block: bool = False) -> TopK:
         """Return the k best kept tokens, ids and logits `[..., k]` each."""
         check_k(k, len(self.kept))
-        best = ranked(self._kept_logits(h, normed), k)
+        best = ranked(self._kept_logits(h, from_block), k)
         return TopK(self.kept[best.ids], best.logits)  # ascending ids keep the order of ties
 
     @torch.no_grad()
@@ -118,18 +118,19 @@ class TrimmedHead(nn.Module):
         h: Tensor,
         temperature: float = 1.0,
         top_k: int | None = None,
+        *,
         generator: torch.Generator | None = None,
-        normed: bool = False,
+        from_block: bool = False,
     ) -> Tensor:
         """Draw the next token among the kept ones: ids `[...]`."""
         if top_k is None:
-            return self.kept[draw(self._kept_logits(h, normed), temperature, generator)]
-        best = self.topk(h, top_k, normed=normed)
+            return self.kept[draw(self._kept_logits(h, from_block), temperature, generator)]
+        best = self.topk(h, top_k, from_block=from_block)
         pick = draw(best.logits, temperature, generator)
         return best.ids.gather(-1, pick.unsqueeze(-1)).squeeze(-1)
 
-    def _kept_logits(self, h: Tensor, normed: bool) -> Tensor:
-        z: Tensor = self.rows(h, normed=normed)
+    def _kept_logits(self, h: Tensor, from_block: bool) -> Tensor:
+        z: Tensor = self.rows(h, from_block=from_block)
         return z[..., self._at]  # [..., K]
 
     def __repr__(self) -> str:

@@ -244,7 +244,7 @@ class _Tally:
 
 def _logits(model: Model, ids: list[int]) -> Tensor:
     h, _ = model.body(torch.tensor([ids]), use_cache=False)
-    z: Tensor = model.head(h[0], normed=True)
+    z: Tensor = model.head(h[0])
     if not z[:, : model.reachable].isfinite().all():
         raise BadInput(
             "the steered model's logits are not finite; the vector is too strong: lower alpha"

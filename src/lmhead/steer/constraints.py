@@ -88,7 +88,7 @@ def harm(head: LMHead, h: Tensor, steered: Tensor, chunk: int = 128) -> Harm:
     """Measure h against h', `[P, d]` each, `chunk` positions at a time."""
     parts = []
     for one, other in zip(torch.split(h, chunk), torch.split(steered, chunk), strict=True):
-        z, after = head(one, normed=True).float(), head(other, normed=True).float()
+        z, after = head(one).float(), head(other).float()
         delta = after - z
         centred = (delta - delta.mean(-1, keepdim=True)).abs().amax(-1)
         spread = delta.amax(-1) - delta.amin(-1)
@@ -100,8 +100,8 @@ def harm(head: LMHead, h: Tensor, steered: Tensor, chunk: int = 128) -> Harm:
 def penalty(constraints: Constraints, head: LMHead, h: Tensor, steered: Tensor) -> Tensor:
     """Return what `kl` and `excess` add to the loss, at positions `[P, d]`; gradients reach h'."""
     with torch.no_grad():
-        z = head(h, normed=True).float()
-    after = head(steered, normed=True).float()
+        z = head(h).float()
+    after = head(steered).float()
     total: Tensor = after.new_zeros(())
     if constraints.kl:
         total = total + constraints.kl * kl(z, after).mean()

@@ -196,7 +196,7 @@ class GuardedHead(LMHead):
         self.reachable, self.kl_cap, self.budget, self.log = reachable, kl_cap, budget, log
 
     @torch.no_grad()
-    def forward(self, h: Tensor, normed: bool = False) -> Tensor:
+    def forward(self, h: Tensor, *, from_block: bool = False) -> Tensor:
         """Score every token: `[..., 2d]` to float32 logits `[..., V]` that keep the limits."""
         if h.shape[-1] % 2 or h.ndim == 0:
             raise BadInput(
@@ -205,8 +205,8 @@ class GuardedHead(LMHead):
             )
         plain, steered = h.chunk(2, dim=-1)
         engine = self._engine[0]
-        z = engine(plain, normed=normed).float()  # [..., V]
-        other = engine(steered, normed=normed).float()
+        z = engine(plain, from_block=from_block).float()  # [..., V]
+        other = engine(steered, from_block=from_block).float()
         rows = z.reshape(-1, z.shape[-1])
         mixed, m, kl, ranges = mix(
             rows, other.reshape(rows.shape), self.reachable, self.kl_cap, self.budget

@@ -89,9 +89,9 @@ def ending_logprob(head: LMHead, run: Run, h: Tensor) -> Tensor:
         scored[b, first - 1 : len(tokens) - 1] = True
     states, targets = h[:, :-1][scored], ids[:, 1:][scored]
     if isinstance(head, GuardedHead):
-        losses = F.cross_entropy(head(states, normed=True), targets, reduction="none")
+        losses = F.cross_entropy(head(states), targets, reduction="none")
     else:
-        losses = head.loss(states, targets, normed=True, reduction="none")
+        losses = head.loss(states, targets, reduction="none")
     return -torch.zeros(B).index_add(0, scored.nonzero()[:, 0], losses.float())
 
 

@@ -148,7 +148,7 @@ def mean_logprob(model: Model, batch: Batch, h: Tensor) -> Tensor:
     losses = torch.zeros(scored.shape)
     if scored.any():
         losses[scored] = model.head.loss(
-            h[:, :-1][scored], batch.ids[:, 1:][scored], normed=True, reduction="none"
+            h[:, :-1][scored], batch.ids[:, 1:][scored], reduction="none"
         ).float()
     return -losses.sum(1) / scored.sum(1).clamp(min=1)
 

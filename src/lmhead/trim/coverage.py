@@ -88,7 +88,7 @@ class Listener:
 
     def hear(self, h: Tensor) -> Tensor:
         """Take in the states `h [n, d]` that enter the head, return the greedy choices `[n]`."""
-        z: Tensor = self.model.head(h, normed=True).float()[:, : self.model.reachable]  # [n, V]
+        z: Tensor = self.model.head(h).float()[:, : self.model.reachable]  # [n, V]
         best = z.amax(-1, keepdim=True)
         choice = z.argmax(-1)
         p = torch.softmax(z, dim=-1)
@@ -144,7 +144,7 @@ def continue_greedily(
     if choose is None:
 
         def choose(h: Tensor) -> Tensor:
-            z: Tensor = model.head(h, normed=True)[:, : model.reachable]
+            z: Tensor = model.head(h)[:, : model.reachable]
             return z.argmax(-1)
 
     results: list[list[int]] = [[] for _ in prompts]
