@@ -134,8 +134,8 @@ def test_convert_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--alpha", "0"], "alpha is 0.0; expected a positive number"),
-        (["--alpha", "-1"], "alpha is -1.0"),
+        (["--alpha", "0"], "alpha is 0.0; expected a number other than 0"),
+        (["--alpha", "nan"], "alpha is nan"),
         (["--budget", "-2"], "the budget is -2.0"),
         (["--plot", "x.pdf"], "expected a name in .png"),
     ],

@@ -372,15 +372,19 @@ class Steering:
         return cls(with_alpha(vectors, alpha), alpha, budget, kl_cap, fit)
 
     def fitted(self, loaded: "Loaded") -> "Steering":
-        """Lower the vectors to the budget, if that is asked for, and say by how much."""
-        if not self.fit or self.budget is None:
+        """Lower the vectors to the budget, at the head or if asked for, and say by how much."""
+        from lmhead.steer import HEAD, fitted
+
+        at_head = all(v.layer == HEAD for v in self.vectors)
+        if self.budget is None or not (self.fit or at_head):
             return self
         from lmhead.cli import render
-        from lmhead.steer import fitted
 
         vectors = fitted(loaded, self.vectors, self.budget, progress=render.progress)
         share = vectors[0].alpha / self.vectors[0].alpha
-        render.note(f"fitted: {share:.3g} of alpha keeps the budget {self.budget:g} on plain texts")
+        if self.fit or share < 1:
+            where = "whatever the text" if at_head else "on plain texts"
+            render.note(f"fitted: {share:.3g} of alpha keeps the budget {self.budget:g}, {where}")
         return replace(self, vectors=vectors, alpha=None)
 
     def apply(self, loaded: "Loaded", head: "Head") -> "tuple[Loaded, Head, GuardLog | None]":

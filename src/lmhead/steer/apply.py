@@ -13,7 +13,7 @@ from torch import Tensor
 from lmhead.errors import BadInput, UnsupportedModel
 from lmhead.loading import Body, Model
 from lmhead.steer.blocks import adding, steering
-from lmhead.steer.certificate import alpha_for, certify, check_budget
+from lmhead.steer.certificate import alpha_for, certify, check_budget, share_within
 from lmhead.steer.vector import HEAD, SteeringVector, SteeringWarning, check_alpha
 
 OFFERED_BUDGET = 2.0  # logits: the odds of two tokens change by a factor of 7.4 at most
@@ -62,13 +62,13 @@ def steer(
     on_cards = _on_cards(chosen) if set(added) == {HEAD} else None
     limit = on_cards if budget is None else budget
     if limit is not None:
-        most = alpha_for(model.head, added[HEAD], limit)
-        if most < 1 and budget is None:
+        share = share_within(model.head, added[HEAD], limit)
+        if share < 1 and budget is None:
             r = certify(model.head, added[HEAD]).range
             lowered = "" if alpha is not None else "; lowered until it is kept"
             _warn(f"the range of delta is {r:.3g}, above the budget {limit:g} on the card{lowered}")
-        if most < 1 and (budget is not None or alpha is None):
-            added = {HEAD: added[HEAD] * most}
+        if share < 1 and (budget is not None or alpha is None):
+            added = {HEAD: added[HEAD] * share}
     elif any(v.card.job == "detect" and v.card.budget is None for v in chosen):
         _offer(model, added)
     return replace(model, body=SteeredBody(body, added))

@@ -45,8 +45,8 @@ class Moved:
 class Certificate:
     """What adding alpha v before the projection does at most, in every context.
 
-    `max_alpha` is the largest alpha that keeps `budget`: None without a budget, infinite where
-    every alpha does.
+    `max_alpha` is the largest strength, of either sign, that keeps `budget`: None without a
+    budget, infinite where every strength does. It is never below |alpha| where alpha keeps it.
     """
 
     alpha: float
@@ -93,6 +93,10 @@ def certify(
     direction, alpha, budget = _given(head, vector, alpha, budget)
     a = project(head, _rounded(direction, alpha))
     r = range_of(a, head.softcap)
+    most = None
+    if budget is not None:
+        most = _most(head, direction, budget)
+        most = max(most, abs(alpha)) if r <= budget else most
     delta = a if head.softcap is None else 2 * head.softcap * torch.tanh(a / (2 * head.softcap))
     k = min(_SHOWN, len(a))
     up, down = torch.topk(delta, k), torch.topk(delta, k, largest=False)
@@ -102,7 +106,7 @@ def certify(
         kl_bound=r * r / 8,
         tv_bound=math.tanh(r / 4),
         budget=budget,
-        max_alpha=None if budget is None else _most(head, direction, a / alpha, budget),
+        max_alpha=most,
         raised=tuple(map(Moved, up.indices.tolist(), up.values.tolist())),
         lowered=tuple(map(Moved, down.indices.tolist(), down.values.tolist())),
         shift=a,
@@ -112,13 +116,26 @@ def certify(
 def alpha_for(head: LMHead, vector: SteeringVector | Tensor, budget: float) -> float:
     """Return the largest alpha whose range is within `budget`, infinite where every one's is.
 
-    It holds for alpha v as it is added, rounded to float32.
+    It holds for alpha v as it is added, rounded to float32, and for -alpha as well.
     """
     direction, _, _ = _given(head, vector, 1.0, budget)
-    return _most(head, direction, project(head, direction), budget)
+    return _most(head, direction, budget)
 
 
-def _most(head: LMHead, direction: Tensor, a: Tensor, budget: float) -> float:
+def share_within(head: LMHead, added: Tensor, budget: float) -> float:
+    """Return the share of `[d]` that may be added: all of it, 1.0, if that keeps the budget.
+
+    Whoever lowers a vector to a budget asks here, so that what one has lowered no other lowers
+    again: whether all of it is within is judged as a certificate judges it.
+    """
+    check_budget(budget)
+    if range_of(project(head, added), head.softcap) <= budget:
+        return 1.0
+    return _most(head, added, budget)
+
+
+def _most(head: LMHead, direction: Tensor, budget: float) -> float:
+    a = project(head, direction)
     alpha = _solve(float(a.max()), float(a.min()), len(a), head.softcap, budget)
     if math.isinf(alpha) or alpha * float(direction.abs().max()) > _LARGEST:
         return math.inf

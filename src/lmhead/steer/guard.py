@@ -24,12 +24,10 @@ from lmhead.head import Head, LMHead
 from lmhead.loading import Body, Model
 from lmhead.steer.apply import Vectors, torch_body, warn_of_other_heads, with_alpha
 from lmhead.steer.blocks import adding, steering
-from lmhead.steer.certificate import check_budget
+from lmhead.steer.certificate import check_budget, share_within
+from lmhead.steer.constraints import AIM
 from lmhead.steer.vector import HEAD
 
-# Other kernels give logits that differ in the last bits; aiming a little below the limit leaves
-# room for whoever computes them anew.
-_AIM = 0.999
 _TRIES = 60
 
 
@@ -105,8 +103,12 @@ def guard(
         check_budget(budget)
     chosen = with_alpha(vectors, alpha)
     body = torch_body(model)
-    body = GuardedBody(body, steering(body, chosen))
+    added = steering(body, chosen)
+    body = GuardedBody(body, added)
     warn_of_other_heads(model, chosen)
+    if budget is not None and set(added) == {HEAD}:
+        # What the certificate proves is not measured again, where rounding could say otherwise.
+        budget = None if share_within(model.head, added[HEAD], budget) == 1 else budget
     log = GuardLog()
     guarded = GuardedHead(model.head, head or model.head, model.reachable, kl_cap, budget, log)
     return Guarded(replace(model, body=body, head=guarded), guarded, log)
@@ -231,11 +233,11 @@ def mix(
     m = torch.where(sound, 1.0, 0.0).double()
     if budget is not None:
         widest = _spread(delta, there)
-        m = torch.where(widest > budget, m * budget * _AIM / widest, m)
+        m = torch.where(widest > budget, m * budget * AIM / widest, m)
     if kl_cap is not None:
         over = _kl_at(m, logp, delta) > kl_cap
         if over.any():
-            m[over] = _largest(m[over], logp[over], delta[over], kl_cap * _AIM)
+            m[over] = _largest(m[over], logp[over], delta[over], kl_cap * AIM)
     step = 2.0**-12
     for _ in range(_TRIES):
         mixed = torch.where(z.isfinite(), torch.lerp(z, other, m.float().unsqueeze(-1)), z)

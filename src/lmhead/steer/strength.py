@@ -17,12 +17,13 @@ from lmhead.loading import Model
 from lmhead.progress import Progress, silent
 from lmhead.steer.apply import Vectors, torch_body, with_alpha
 from lmhead.steer.blocks import Blocks, adding, steering
-from lmhead.steer.certificate import alpha_for, check_budget
-from lmhead.steer.constraints import harm
+from lmhead.steer.certificate import alpha_for, check_budget, share_within
+from lmhead.steer.constraints import AIM, harm
 from lmhead.steer.prompts import NEUTRAL
 from lmhead.steer.runs import Runs
 from lmhead.steer.vector import HEAD, SteeringVector
 
+STEP = 2.0**-20  # the least by which a vector is lowered, when rounding is all that is too much
 _HALVINGS, _BISECTIONS = 20, 5
 
 
@@ -37,23 +38,38 @@ def fitted(
     if not any(v.any() for v in added.values()):
         return chosen
     if set(added) == {HEAD}:
-        share = min(1.0, alpha_for(model.head, added[HEAD], budget))
-    else:
-        lowest = min(int(layer) for layer in added if layer != HEAD)
-        others = {layer: v for layer, v in added.items() if layer != lowest}
-        neutral = Runs.read(model, NEUTRAL, lowest, blocks=Blocks(body), progress=progress)
-        neutral.unsteered()  # before anything is added above
+        return _certified(model.head, chosen, budget)
+    lowest = min(int(layer) for layer in added if layer != HEAD)
+    others = {layer: v for layer, v in added.items() if layer != lowest}
+    neutral = Runs.read(model, NEUTRAL, lowest, blocks=Blocks(body), progress=progress)
+    neutral.unsteered()  # before anything is added above
 
-        def within(share: float) -> bool:
-            with adding(body.model, {layer: share * v for layer, v in others.items()}):
-                h, steered = neutral.compare(share * added[lowest])
-            if HEAD in others:
-                steered = steered + share * others[HEAD]
-            return float(harm(model.head, h, steered).range.max()) <= budget
+    def within(share: float) -> bool:
+        with adding(body.model, {layer: share * v for layer, v in others.items()}):
+            h, steered = neutral.compare(share * added[lowest])
+        if HEAD in others:
+            steered = steered + share * others[HEAD]
+        return float(harm(model.head, h, steered).range.max()) <= budget * AIM
 
-        with progress("fitting the strength"):
-            share = _largest(within, 1.0, budget, grow=False)
+    with progress("fitting the strength"):
+        share = _largest(within, 1.0, budget, grow=False)
     return [replace(v, alpha=v.alpha * share) for v in chosen]
+
+
+def _certified(head: LMHead, vectors: list[SteeringVector], budget: float) -> list[SteeringVector]:
+    """Lower vectors at the head until what they add, as it is rounded then, keeps the budget."""
+    while (share := share_within(head, _sum(vectors), budget)) < 1:
+        share = min(share, 1 - STEP)
+        vectors = [replace(v, alpha=v.alpha * share) for v in vectors]
+    return vectors
+
+
+def _sum(vectors: list[SteeringVector]) -> Tensor:
+    """Return what vectors of one layer add together, `[d]`."""
+    total = vectors[0].added
+    for v in vectors[1:]:
+        total = total + v.added
+    return total
 
 
 def alpha_within(head: LMHead, neutral: Runs, v: Tensor, budget: float) -> float:
@@ -68,7 +84,7 @@ def alpha_within(head: LMHead, neutral: Runs, v: Tensor, budget: float) -> float
 
     def within(alpha: float) -> bool:
         h, steered = neutral.compare(alpha * v)
-        return float(harm(head, h, steered).range.max()) <= budget
+        return float(harm(head, h, steered).range.max()) <= budget * AIM
 
     # A vector a tenth as long as the states is a strong one already.
     length = float(torch.cat([x.norm(dim=-1) for x in neutral.x]).median())

@@ -27,8 +27,8 @@ from torch import Tensor
 from lmhead.errors import BadInput, LMHeadError
 from lmhead.head import LMHead
 from lmhead.progress import Progress, silent
-from lmhead.steer.certificate import alpha_for
-from lmhead.steer.constraints import Constraints, harm, mean_penalty, penalty
+from lmhead.steer.certificate import share_within
+from lmhead.steer.constraints import AIM, Constraints, harm, mean_penalty, penalty
 from lmhead.steer.metrics import auroc
 from lmhead.steer.runs import Runs
 from lmhead.steer.sinkhorn import most_confident, sinkhorn
@@ -59,6 +59,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
+        if self.alpha < 0:
+            raise BadInput(f"alpha is {self.alpha}; a vector is trained with a positive one")
         for name in ("batch", "epochs", "every"):
             if (value := getattr(self, name)) < 1:
                 raise BadInput(f"{name} is {value}; expected at least 1")
@@ -336,13 +338,13 @@ class _Training:
         budget = self.constraints.budget
         if budget is None or not state.v.any():
             return
-        added = self.settings.alpha * state.v
         if self.labelled.runs.layer == HEAD:
-            share = min(1.0, alpha_for(self.head, added, budget))
-        else:
-            share = largest_share(
-                lambda share: self._range(share * added), budget, steps=SHRINKING_STEPS
-            )
+            while (share := share_within(self.head, self.settings.alpha * state.v, budget)) < 1:
+                state.v = state.v * min(share, 1 - 2.0**-20)  # as it is rounded then
+            return
+        added = self.settings.alpha * state.v
+        limit = budget * AIM
+        share = largest_share(lambda part: self._range(part * added), limit, SHRINKING_STEPS)
         state.v = state.v * share
 
     def _range(self, added: Tensor) -> float:

@@ -189,11 +189,11 @@ class SteeringVector:
 
 
 def check_alpha(alpha: float) -> None:
-    """Refuse a strength that is no positive number."""
+    """Refuse a strength that is no number, or 0; below 0 it points the other way."""
     number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
-    if not number or not 0 < alpha < math.inf:
+    if not number or alpha == 0 or not math.isfinite(alpha):
         raise BadInput(
-            f"alpha is {alpha!r}; expected a positive number (-vector points the other way)"
+            f"alpha is {alpha!r}; expected a number other than 0 (below 0 turns the vector round)"
         )
 
 
