@@ -45,9 +45,9 @@ def test_what_training_keeps_every_command_keeps(
     assert alpha <= told["certificate"]["max_alpha"] <= alpha * (1 + 1e-6)
     largest = told["certificate"]["max_alpha"]
 
-    prompt = ("generate", "The capital of Peru is", *at, "-n", 4, "--json", "--steer", path)
+    prompt = ("generate", "The capital of Peru is", *at, "-n", 2, "--json", "--steer", path)
     texts = []
-    for options in ((), ("--budget", 2), ("--budget", 2, "--fit"), ("--alpha", largest)):
+    for options in ((), ("--budget", 2), ("--budget", 2, "--fit", "--alpha", largest)):
         code, out, err = call(capsys, *prompt, *options)
         assert code == 0, err
         assert "warning" not in err
@@ -63,9 +63,9 @@ def test_what_training_keeps_every_command_keeps(
     code, out, err = call(capsys, "steer", "check", path, *at, "--prompts", few, "--alpha", -alpha)
     assert code == 0, err
     assert "within budget: range 2 <= 2, whatever the text" in out
-    code, out, err = call(capsys, *prompt, "--alpha", -1)
+    code, out, err = call(capsys, *prompt, "--alpha", -2 * alpha)
     assert code == 0, err
-    assert json.loads(out)["steering"]["alpha"] == [-1.0]
+    assert json.loads(out)["steering"]["alpha"] == [-2 * alpha]
     assert "above the budget 2 on the card" in " ".join(err.split())
 
 
