@@ -5,7 +5,6 @@ only staging, which the next one that builds sweeps; two processes that want the
 for each other, and the second finds it made.
 """
 
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -61,9 +60,3 @@ def build_once(
 
 def _cannot_cache(target: Path, error: OSError) -> LMHeadError:
     return LMHeadError(f"{cannot_write(target, error)}; LMHEAD_CACHE chooses where the cache is")
-
-
-def sha256_of(path: Path) -> str:
-    """Hash a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

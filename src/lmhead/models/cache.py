@@ -3,7 +3,8 @@
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from lmhead.files.cache import build_once, cache_root, sha256_of
+from lmhead.files.cache import build_once, cache_root
+from lmhead.files.stamp import sha256_of
 from lmhead.files.whole import written_whole as _written_whole
 
 __all__ = ["build_once", "cache_root", "sha256_of", "written_whole"]

