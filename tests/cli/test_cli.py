@@ -80,7 +80,7 @@ def test_inspect_as_a_table(run: Run) -> None:
     [
         (["inspect", "gema-7b"], 1, "gemma-7b"),
         (["next", ""], 2, "the prompt is empty"),
-        (["generate", "Hi", "--top-p", "2"], 2, "top_p is 2.0, expected"),
+        (["generate", "Hi", "--top-p", "2"], 2, "--top-p is 2.0, expected"),
         (["generate"], 2, "either PROMPT or --prompts"),
         (["generate", "Hi", "--logit-bias", "7042"], 2, "--logit-bias"),
         (["generate", "Hi", "--order", "top_k,nonsense", "--top-k", "3"], 2, "no filter"),

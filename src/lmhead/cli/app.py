@@ -1,6 +1,7 @@
 """The commands, by name. Each body imports what it needs when it runs, so that help is instant."""
 
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -25,7 +26,6 @@ app = typer.Typer(
     name="lmhead",
     help="See, shrink, speed up, train through and steer the last layer of a language model.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -40,7 +40,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option("--version", "-V", callback=_version, is_eager=True, help="Show the version."),
     ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error (works anywhere).")
@@ -63,3 +64,30 @@ app.command("verify")(verify.verify)
 app.command("count")(count.count)
 app.command("models")(models.models)
 app.command("pull")(models.pull)
+
+
+@cache
+def command() -> Any:
+    """Return the whole command line as one parser, made once."""
+    made = typer.main.get_command(app)
+    _tidy(made)
+    return made
+
+
+def _tidy(group: Any) -> None:
+    """Show flags without a type; a flag takes no value."""
+    for part in [group, *getattr(group, "commands", {}).values()]:
+        if part is not group:
+            _tidy(part)
+        part.get_params = _with_plain_flags(part.get_params)
+
+
+def _with_plain_flags(get_params: Any) -> Any:
+    def plain(context: Any) -> Any:
+        params = get_params(context)
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+    return plain

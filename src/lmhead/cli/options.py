@@ -8,17 +8,46 @@ import typer
 
 from lmhead.errors import BadInput
 
+
+def built_in_names(incomplete: str) -> list[str]:
+    """Complete the name of a built-in model."""
+    from lmhead.models.registry import BUILT_IN
+
+    return [name for name in BUILT_IN if name.startswith(incomplete)]
+
+
+MODEL_HELP = "A folder, a .gguf file, a built-in name (see `lmhead models`) or a Hugging Face id."
 Model = Annotated[
     str,
+    typer.Option("--model", "-m", metavar="MODEL", help=MODEL_HELP, autocompletion=built_in_names),
+]
+# Where the model is an argument, `-m` says the same: see `one_model`.
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=built_in_names),
+]
+ModelOption = Annotated[
+    str | None,
     typer.Option(
         "--model",
         "-m",
         metavar="MODEL",
-        help="A folder, a .gguf file, a built-in name (see `lmhead models`) or a Hugging Face id.",
+        help="The same as the argument MODEL.",
+        autocompletion=built_in_names,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")]
+
+
+def one_model(argument: str | None, option: str | None, default: str | None = None) -> str:
+    """Return the model that was named, as an argument or with `-m`."""
+    if argument is not None and option is not None and argument != option:
+        raise BadInput(f"two models are named, {argument} and --model {option}; expected one")
+    model = argument or option or default
+    if model is None:
+        raise BadInput("MODEL is missing; name it, or give it with --model")
+    return model
 
 
 def parse_order(order: str) -> str | list[str]:
@@ -63,6 +92,8 @@ def read_prompts(path: Path) -> list[str]:
 
 
 def _stdin() -> str:
+    if sys.stdin.isatty():
+        print("reading from the terminal; Ctrl-D ends the text", file=sys.stderr)  # noqa: T201
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:

@@ -9,13 +9,14 @@ from functools import cache
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Column, Table
 from rich.text import Text
 
 from lmhead.progress import Advance
 
 _BLOCKS = " ▏▎▍▌▋▊▉█"
+_SHORTEST = 8  # letters that are left of a text at least
 
 
 @cache
@@ -64,9 +65,42 @@ def progress(title: str, total: int | None = None) -> Iterator[Advance]:
         yield lambda n: shown.advance(task, n)
 
 
+class _Fitted(Table):
+    """A table that loses bars first and letters of its texts second; its numbers stay whole."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for column in reversed(self.columns):
+            if self._excess(console, options) > 0 and _is_bar(column):
+                self.columns.remove(column)
+        if all(column.no_wrap for column in self.columns):  # else one of them gives way
+            for column in self.columns:
+                excess = self._excess(console, options)
+                if excess > 0 and column.justify == "left":
+                    cells = [column.header, *column.cells]
+                    width = max(console.measure(cell).maximum for cell in cells)
+                    column.max_width = max(width - excess, _SHORTEST)
+            while len(self.columns) > 2 and self._excess(console, options) > 0:
+                del self.columns[-1]
+        return super().__rich_console__(console, options)
+
+    def _excess(self, console: Console, options: ConsoleOptions) -> int:
+        unlimited = options.update(width=10_000)
+        return console.measure(self, options=unlimited).maximum - options.max_width
+
+
+def _is_bar(column: Column) -> bool:
+    cells = (
+        c.plain if isinstance(c, Text) else Text.from_markup(str(c)).plain for c in column.cells
+    )
+    return not column.header and set("".join(cells)) <= set(_BLOCKS)
+
+
 def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
-    """Return an empty table whose first `left` columns are text and the others numbers."""
-    result = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+    """Return an empty table whose first `left` columns are text and the others numbers.
+
+    Give a bar no name; narrow terminals leave it out.
+    """
+    result = _Fitted(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
     result.show_edge = result.pad_edge = False
     for i, name in enumerate(columns):
         result.add_column(name, justify="left" if i < left else "right", no_wrap=True)
