@@ -31,10 +31,10 @@ from typing import Any
 
 import torch
 
+from lmhead.body.blocks import Blocks
 from lmhead.loading import Model, load
 from lmhead.steer import SteeringVector, certify
 from lmhead.steer.baselines import baselines
-from lmhead.steer.blocks import Blocks
 from lmhead.steer.constraints import Constraints, harm
 from lmhead.steer.data import Data, read
 from lmhead.steer.detect import prototype_scores, score_rows

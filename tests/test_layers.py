@@ -19,6 +19,7 @@ ROWS = (
     {"models"},
     {"head", "loss", "sampling"},
     {"patch"},
+    {"body"},
     {"loading"},
     {"generation", "inspect", "next", "steer", "trim"},
     {"cli", "serve", "__main__"},

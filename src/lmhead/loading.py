@@ -1,22 +1,20 @@
 """One way from a MODEL to something that answers: `load` gives body, head and tokenizer.
 
-The body is everything below the head. Every transformers model runs its own head at the end of
-`forward`, so the body taps it: while it runs, the output layer hands over its input `h` instead
-of multiplying it by W. That holds for any architecture, and the logits are never computed twice.
+The body is everything below the head (`lmhead.body`); this file assembles and computes nothing.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from lmhead.body import Body, TorchBody
 from lmhead.errors import BadCheckpoint, BadInput, UnsupportedModel
 from lmhead.files.checkpoint import open_checkpoint
 from lmhead.head import LMHead
-from lmhead.head.locate import output_layer
 from lmhead.head.pretrained import causal_config
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.models.resolve import resolve
@@ -25,42 +23,6 @@ from lmhead.progress import Progress, silent
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from lmhead.models.gpt2_max import MaxBody
-
-
-class Body:
-    """A causal language model up to the input of its head."""
-
-    def __init__(self, model: "PreTrainedModel") -> None:
-        self.model = model
-        self._output = output_layer(model)
-
-    @property
-    def config(self) -> Any:
-        """The configuration of the text model."""
-        return self.model.config.get_text_config(decoder=True)
-
-    @property
-    def context(self) -> int | None:
-        """The longest sequence the model was made for, where it says so."""
-        length = getattr(self.config, "max_position_embeddings", None)
-        return int(length) if length and length > 0 else None
-
-    def __call__(self, input_ids: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
-        """Run `[B, T]` ids; return h `[B, T, d]` as it enters the head, and the model's output."""
-        caught: list[Tensor] = []
-
-        def hand_over(h: Tensor) -> Tensor:
-            caught.append(h)
-            return h[..., :1]  # whatever is done to the logits is done to next to nothing
-
-        self._output.forward = hand_over
-        try:
-            result = self.model(input_ids=input_ids, **inputs)
-        finally:
-            del self._output.forward  # the class's own forward shows again
-        return caught[0], result
-
 
 @dataclass(frozen=True)
 class Model:
@@ -68,7 +30,7 @@ class Model:
 
     name: str
     folder: Path
-    body: "Body | MaxBody"
+    body: Body
     head: LMHead
     tokenizer: "PreTrainedTokenizerBase"
 
@@ -179,14 +141,14 @@ def load(
     causal_config(folder)
     runs = _max_body(folder, progress) if body == "max" else None
     with progress(f"loading {model}", total=None):
-        runs = runs or Body(_model(folder))
+        runs = runs or TorchBody(_model(folder))
         head = LMHead.from_model(runs.model)
         tokenizer = _tokenizer(folder)
     return Model(str(model), folder, runs, head, tokenizer)
 
 
-def _max_body(folder: Path, progress: Progress) -> "Body | MaxBody":
-    from lmhead.models.gpt2_max import MaxBody
+def _max_body(folder: Path, progress: Progress) -> Body:
+    from lmhead.body.max_body import MaxBody
 
     return MaxBody.from_pretrained(folder, progress)
 

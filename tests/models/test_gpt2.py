@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from lmhead.body import TorchBody
 from lmhead.errors import BadCheckpoint, BadInput, UnsupportedModel
 from lmhead.generation import generate
 from lmhead.head import LMHead
-from lmhead.loading import Body, Model, load
+from lmhead.loading import Model, load
 from lmhead.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lmhead.next import next_tokens
 
@@ -286,7 +287,7 @@ def test_generation_treats_it_like_any_other_model(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
 
     theirs = load(tmp_path)
-    mine = Model("ours", tmp_path, Body(ours), LMHead.from_model(ours), theirs.tokenizer)
+    mine = Model("ours", tmp_path, TorchBody(ours), LMHead.from_model(ours), theirs.tokenizer)
     prompts = ["Hello, world", "x", "one two"]
     for options in ({}, {"beams": 3}, {"temperature": 2.0, "seed": 1, "stop": ["e", "a", "t"]}):
         a, b = (generate(prompts, m, max_tokens=20, **options) for m in (mine, theirs))

@@ -16,8 +16,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from lmhead.body import TorchBody
 from lmhead.head import LMHead
-from lmhead.loading import Body, Model, load
+from lmhead.loading import Model, load
 
 V = 97
 _ENDS: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -52,7 +53,7 @@ def build(family: str) -> Model:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
-    return Model(f"tiny-{family}", Path(), Body(net), LMHead.from_model(net), fast)
+    return Model(f"tiny-{family}", Path(), TorchBody(net), LMHead.from_model(net), fast)
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from lmhead.body.adding import adding
+from lmhead.body.blocks import Blocks
 from lmhead.errors import BadInput
 from lmhead.loading import Model
 from lmhead.steer import HEAD, SteeringVector
-from lmhead.steer.blocks import Blocks, adding, steering
+from lmhead.steer.blocks import steering
 
 Tiny = Callable[[str], Model]
 FAMILIES = ("llama", "gpt2", "gemma3")

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmhead.body.blocks import Blocks
 from lmhead.errors import BadInput
 from lmhead.loading import Model
-from lmhead.steer.blocks import Blocks
 from lmhead.steer.data import Row
 from lmhead.steer.runs import Runs, frozen
 from lmhead.steer.states import States, batches, encode, read_states

@@ -4,22 +4,19 @@ Symbols: B sequences still going, T the longest prompt, h `[B, d]` what enters t
 A sequence that ends leaves the batch, so that the others pay nothing for it.
 """
 
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lmhead.body import Body, State
 from lmhead.generation.asking import next_ids
 from lmhead.generation.text import TextStream
 from lmhead.head import Head
-from lmhead.loading import Body, Model
+from lmhead.loading import Model
 from lmhead.sampling import Logprobs, Sampler, SequenceState
-
-if TYPE_CHECKING:
-    from lmhead.models.gpt2_max import MaxBody
 
 
 @dataclass(frozen=True)
@@ -117,19 +114,11 @@ def decode(model: Model, head: Head, sampler: Sampler, batch: Sequence[Ongoing])
 
 
 class Cache:
-    """The body's memory of a batch: keys and values, the mask of the padding, the positions."""
+    """The body's memory of a batch, and how it goes on: by its prompts, then one id at a time."""
 
-    def __init__(self, body: "Body | MaxBody", prompts: Sequence[Sequence[int]]) -> None:
-        self._body, self._prompts = body, prompts
-        self._names = inspect.signature(body.model.forward).parameters
-        self._past: Any = None
-        longest = max(map(len, prompts))
-        self._padded = any(len(p) < longest for p in prompts)
-        self._ids = torch.zeros(len(prompts), longest, dtype=torch.long)
-        self._mask = torch.zeros(len(prompts), longest, dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            self._ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-            self._mask[row, longest - len(prompt) :] = 1
+    def __init__(self, body: Body, prompts: Sequence[Sequence[int]]) -> None:
+        self._body = body
+        self._ids, self._state = State.of_prompts(prompts)
 
     def prefill(self) -> Tensor:
         """Read the prompts; return h `[B, d]` of their last tokens."""
@@ -137,30 +126,16 @@ class Cache:
 
     def step(self, ids: list[int]) -> Tensor:
         """Read one id per sequence; return its h `[B, d]`."""
-        if self._padded:
-            self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
         return self._run(torch.tensor(ids).unsqueeze(-1))
 
     def _run(self, ids: Tensor) -> Tensor:
-        inputs: dict[str, Any] = {"use_cache": True}
-        if self._past is not None:
-            inputs["past_key_values"] = self._past
-        if self._padded:  # else every token sees all before it, which is the models' default
-            inputs["attention_mask"] = self._mask
-            if "position_ids" in self._names:
-                positions = (self._mask.cumsum(-1) - 1).clamp_(min=0)
-                inputs["position_ids"] = positions[:, -ids.shape[-1] :]
-        h, output = self._body(ids, **inputs)
-        self._past = output.past_key_values
+        h, self._state = self._body.run(ids, self._state)
         return h[:, -1]
 
     def select(self, rows: list[int]) -> None:
         """Keep these rows of the batch."""
-        index = torch.tensor(rows)
-        self._past.batch_select_indices(index)
-        self._mask = self._mask[index]
+        self._state.select(rows)
 
     def reorder(self, rows: Tensor) -> None:
         """Let row i go on from what row rows[i] was."""
-        self._past.reorder_cache(rows)
-        self._mask = self._mask[rows]
+        self._state.reorder(rows)

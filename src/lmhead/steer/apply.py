@@ -10,9 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from lmhead.body import TorchBody
+from lmhead.body.adding import adding
 from lmhead.errors import BadInput, UnsupportedModel
-from lmhead.loading import Body, Model
-from lmhead.steer.blocks import adding, steering
+from lmhead.loading import Model
+from lmhead.steer.blocks import steering
 from lmhead.steer.certificate import alpha_for, certify, check_budget, share_within
 from lmhead.steer.vector import HEAD, SteeringVector, SteeringWarning, check_alpha
 
@@ -22,10 +24,10 @@ OFFERED_KL_CAP = 0.5  # nat
 Vectors = SteeringVector | Sequence[SteeringVector]
 
 
-class SteeredBody(Body):
+class SteeredBody(TorchBody):
     """A body that adds to its states, at every position; `added` gives `[d]` for each layer."""
 
-    def __init__(self, body: Body, added: Mapping[int | str, Tensor]) -> None:
+    def __init__(self, body: TorchBody, added: Mapping[int | str, Tensor]) -> None:
         super().__init__(body.model)
         self._body, self.added = body, added
 
@@ -85,9 +87,9 @@ def with_alpha(vectors: Vectors, alpha: float | None) -> list[SteeringVector]:
     return [replace(v, alpha=alpha) for v in chosen]
 
 
-def torch_body(model: Model) -> Body:
+def torch_body(model: Model) -> TorchBody:
     """Return the model's body, which must be one whose blocks can be reached."""
-    if not isinstance(model.body, Body):
+    if not isinstance(model.body, TorchBody):
         raise UnsupportedModel(
             f"{model.name} runs as one {type(model.body).__name__} whose states cannot be "
             "reached; expected a model that runs in torch: load it with body='torch', or leave "

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lmhead.body.blocks import Blocks
 from lmhead.errors import BadInput
 from lmhead.generation import generate
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
 from lmhead.steer.apply import SteeredBody
-from lmhead.steer.blocks import Blocks
 from lmhead.steer.constraints import Constraints, harm
 from lmhead.steer.data import Data, split_pairs
 from lmhead.steer.detect import prototype_scores

@@ -19,11 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmhead.body import TorchBody
+from lmhead.body.adding import adding
 from lmhead.errors import BadInput
 from lmhead.head import Head, LMHead
-from lmhead.loading import Body, Model
+from lmhead.loading import Model
 from lmhead.steer.apply import Vectors, torch_body, warn_of_other_heads, with_alpha
-from lmhead.steer.blocks import adding, steering
+from lmhead.steer.blocks import steering
 from lmhead.steer.certificate import check_budget, share_within
 from lmhead.steer.constraints import AIM
 from lmhead.steer.vector import HEAD
@@ -114,10 +116,10 @@ def guard(
     return Guarded(replace(model, body=body, head=guarded), guarded, log)
 
 
-class GuardedBody(Body):
+class GuardedBody(TorchBody):
     """A body that runs every batch unsteered and steered, and returns both states side by side."""
 
-    def __init__(self, body: Body, added: Mapping[int | str, Tensor]) -> None:
+    def __init__(self, body: TorchBody, added: Mapping[int | str, Tensor]) -> None:
         super().__init__(body.model)
         self._body, self._added = body, added
         self._twice = set(added) != {HEAD}  # at the head, both states come from one pass

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lmhead.body.blocks import Blocks
 from lmhead.errors import BadInput
 from lmhead.head import LMHead
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
-from lmhead.steer.blocks import Blocks
 from lmhead.steer.constraints import harm, penalty
 from lmhead.steer.data import Data, Pair, Row, hashes, split_pairs
 from lmhead.steer.guard import GuardedHead

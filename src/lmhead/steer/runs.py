@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from lmhead.body.blocks import Blocks
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
-from lmhead.steer.blocks import Blocks
 from lmhead.steer.data import Row
 from lmhead.steer.states import BATCH, encode, layer_states
 from lmhead.steer.vector import HEAD

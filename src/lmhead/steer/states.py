@@ -14,10 +14,12 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from lmhead.body.adding import check_layer
+from lmhead.body.blocks import Blocks
+from lmhead.body.tap import tapped
 from lmhead.errors import BadInput, UnsupportedModel
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
-from lmhead.steer.blocks import Blocks, changed, check_layer
 from lmhead.steer.data import Row
 from lmhead.steer.vector import HEAD, write_whole
 
@@ -192,7 +194,7 @@ def _upto(blocks: Blocks, layer: int | str, ids: Tensor) -> Tensor:
         raise _Caught(x)
 
     try:
-        with changed(blocks.blocks[int(layer)], stop):
+        with tapped(blocks.blocks[int(layer)], leave=stop):
             blocks.body(ids, use_cache=False)
     except _Caught as caught:
         return caught.x

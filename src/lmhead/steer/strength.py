@@ -11,12 +11,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lmhead.body.adding import adding
+from lmhead.body.blocks import Blocks
 from lmhead.errors import BadInput
 from lmhead.head import LMHead
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
 from lmhead.steer.apply import Vectors, torch_body, with_alpha
-from lmhead.steer.blocks import Blocks, adding, steering
+from lmhead.steer.blocks import steering
 from lmhead.steer.certificate import alpha_for, check_budget, share_within
 from lmhead.steer.constraints import AIM, harm
 from lmhead.steer.prompts import NEUTRAL

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmhead.body.adding import check_layer
+from lmhead.body.blocks import Blocks
 from lmhead.errors import BadInput
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
 from lmhead.steer import tsv
-from lmhead.steer.blocks import Blocks, check_layer
 from lmhead.steer.certificate import certify
 from lmhead.steer.constraints import Constraints
 from lmhead.steer.data import Data, Row, Split, hashes, split

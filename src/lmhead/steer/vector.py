@@ -13,10 +13,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from lmhead.body import HEAD as HEAD
 from lmhead.errors import BadCheckpoint, BadInput
 from lmhead.files.whole import written_whole
 
-HEAD = "head"  # the layer that is the head's input, after the final norm
 JOBS = ("detect", "steer")
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 import transformers
 
+from lmhead.body import TorchBody
 from lmhead.errors import BadInput, MissingExtra
 from lmhead.generation.loop import Cache
 from lmhead.head import LMHead
 from lmhead.head.max_head import MaxHead
-from lmhead.loading import Body
 from lmhead.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 needs_max = pytest.mark.skipif(
@@ -38,7 +38,7 @@ def lively(model: torch.nn.Module) -> None:
 
 @pytest.fixture(scope="module")
 def tiny() -> "tuple[GPT2LMHeadModel, MaxBody]":  # type: ignore[name-defined] # noqa: F821
-    from lmhead.models.gpt2_max import MaxBody
+    from lmhead.body.max_body import MaxBody
 
     model = GPT2LMHeadModel(TINY).eval()
     lively(model)
@@ -49,9 +49,9 @@ def test_without_max_the_error_names_the_extra_and_the_licence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "max.experimental.nn", None)
-    monkeypatch.delitem(sys.modules, "lmhead.models.gpt2_max", raising=False)
+    monkeypatch.delitem(sys.modules, "lmhead.body.max_body", raising=False)
     with pytest.raises(MissingExtra, match=r"pip install .*\[max\]'.*LicenseRef-MAX"):
-        import lmhead.models.gpt2_max  # noqa: F401
+        import lmhead.body.max_body  # noqa: F401
 
 
 @needs_max
@@ -87,7 +87,7 @@ def test_hidden_states_with_padding_and_cache(tiny) -> None:  # type: ignore[no-
 def test_generation_loop_runs_on_it(tiny) -> None:  # type: ignore[no-untyped-def]
     model, body = tiny
     prompts = [[5, 9, 2, 40], [8], [96, 1]]
-    ours, theirs = Cache(body, prompts), Cache(Body(model), prompts)
+    ours, theirs = Cache(body, prompts), Cache(TorchBody(model), prompts)
     assert (ours.prefill() - theirs.prefill()).abs().max() < 1e-5
     for cache in (ours, theirs):
         cache.select([2, 0])  # one sequence has ended
@@ -113,7 +113,7 @@ def test_wrong_inputs_are_refused(tiny) -> None:  # type: ignore[no-untyped-def]
 
 @needs_max
 def test_full_size_gpt2_agrees_with_torch(tmp_path: Path) -> None:
-    from lmhead.models.gpt2_max import MaxBody
+    from lmhead.body.max_body import MaxBody
 
     theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config()).eval()
     lively(theirs)

@@ -8,13 +8,16 @@ n their width, d = H n, h hidden state [B, T, d].
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lmhead.errors import BadInput
+from lmhead.body.adding import row_changes
+from lmhead.body.base import HEAD, Additions
+from lmhead.body.state import State
+from lmhead.errors import BadInput, UnsupportedModel
 from lmhead.models.gpt2 import GPT2BodyOutput, GPT2Config, GPT2LMHeadModel, KVCache, _mask
 from lmhead.models.max_runtime import compile_graph, missing_max
 from lmhead.progress import Progress, silent
@@ -27,6 +30,8 @@ try:
     from max.experimental.tensor import Tensor
 except ImportError as error:
     raise missing_max() from error
+
+_TAKES = frozenset({"position_ids"})  # of the arguments that not every model has
 
 
 class Attention(Module):  # type: ignore[misc]
@@ -121,7 +126,7 @@ class MaxBody:
     """GPT-2 up to the input of its head, computed by MAX in float32 on the CPU.
 
     It takes the weights of `model` without copying them, where they are float32, and answers as
-    `lmhead.loading.Body` does: h [B, T, d] and an output that holds the cache.
+    `lmhead.body.TorchBody` does: h [B, T, d] and an output that holds the cache.
     """
 
     def __init__(self, model: GPT2LMHeadModel, progress: Progress = silent) -> None:
@@ -158,6 +163,37 @@ class MaxBody:
         return self.config.n_positions
 
     def __call__(
+        self, input_ids: torch.Tensor, *inputs: Any, **named: Any
+    ) -> tuple[torch.Tensor, GPT2BodyOutput]:
+        """Run ids [B, T]; return h [B, T, d] as it enters the head, and the output.
+
+        The arguments are those of `GPT2LMHeadModel.forward`.
+        """
+        return self._pass(input_ids, *inputs, **named)
+
+    def run(
+        self,
+        ids: torch.Tensor,
+        state: State | None = None,
+        *,
+        rows: Sequence[Additions] | None = None,
+    ) -> tuple[torch.Tensor, State]:
+        """Read ids [B, T] behind what `state` remembers; return h [B, T, d] and the memory.
+
+        `rows` may add at the layer "head" alone: the graph runs its blocks as one.
+        """
+        changes = row_changes(rows, len(ids)) if rows else {}
+        if set(changes) - {HEAD}:
+            raise UnsupportedModel(
+                "a MAX graph runs its blocks as one, so nothing can be added between them; load "
+                "the model with body='torch', or steer at the layer 'head'"
+            )
+        state = State() if state is None else state
+        h, output = self._pass(ids, **state.inputs(ids, _TAKES))
+        state.advance(output, ids.shape[1])
+        return (changes[HEAD](h) if changes else h), state
+
+    def _pass(
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
@@ -165,10 +201,6 @@ class MaxBody:
         past_key_values: KVCache | None = None,
         use_cache: bool = False,
     ) -> tuple[torch.Tensor, GPT2BodyOutput]:
-        """Run ids [B, T]; return h [B, T, d] as it enters the head, and the output.
-
-        The arguments are those of `GPT2LMHeadModel.forward`.
-        """
         B, T = input_ids.shape
         cache = past_key_values or KVCache()
         past = cache.get_seq_length()

@@ -1,0 +1,77 @@
+"""The body of a causal model of transformers.
+
+Every such model runs its own head at the end of `forward`; the tap takes h from the output layer
+before it is multiplied by W. That holds for any architecture, and no logits are computed.
+"""
+
+import inspect
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lmhead.body.adding import adding_rows
+from lmhead.body.base import Additions
+from lmhead.body.state import State
+from lmhead.body.tap import install, taking_input
+from lmhead.errors import UnsupportedModel
+from lmhead.head.locate import output_layer
+
+
+class TorchBody:
+    """A causal language model up to the input of its head; several may share one model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model: Any = model
+        layer = output_layer(model)
+        # by name, because resizing the vocabulary replaces the layer
+        self._output = next(name for name, module in model.named_modules() if module is layer)
+        self._takes = frozenset(inspect.signature(model.forward).parameters)
+        install(layer)
+
+    @property
+    def config(self) -> Any:
+        """The configuration of the text model."""
+        return self.model.config.get_text_config(decoder=True)
+
+    @property
+    def context(self) -> int | None:
+        """The longest sequence the model was made for, where it says so."""
+        length = getattr(self.config, "max_position_embeddings", None)
+        return int(length) if length and length > 0 else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where ids are read."""
+        device: torch.device = self.model.get_input_embeddings().weight.device
+        return device
+
+    def __call__(self, input_ids: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
+        """Run `[B, T]` ids; return h `[B, T, d]` as it enters the head, and the model's output."""
+        with taking_input(self.model.get_submodule(self._output)) as caught:
+            result = self.model(input_ids=input_ids, **inputs)
+        if not caught:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} did not run its output layer {self._output}; "
+                "expected a causal language model that does, on every call"
+            )
+        return caught[0], result
+
+    def run(
+        self, ids: Tensor, state: State | None = None, *, rows: Sequence[Additions] | None = None
+    ) -> tuple[Tensor, State]:
+        """Read ids `[B, T]` behind what `state` remembers; return h `[B, T, d]` and the memory.
+
+        `rows` says for each of the B rows what is added to it, `[d]` for each layer, or None. A
+        row with None has the bits of a run without `rows`.
+        """
+        state = State() if state is None else state
+        ids = ids.to(self.device)
+        with adding_rows(self.model, rows, len(ids)) if rows else nullcontext(None) as at_head:
+            h, output = self(ids, **state.inputs(ids, self._takes))
+        if at_head is not None:
+            h = at_head(h)
+        state.advance(output, ids.shape[1])
+        return h, state
