@@ -1,16 +1,31 @@
 """The errors that lmhead raises on purpose.
 
 Each message is one line that says what was got, what was expected and what to do next.
-`exit_code` is what the command line returns: 1 for a failure, 2 for a wrong call.
+`exit_code` is what the command line returns: 1 for a failure, 2 for a wrong call. `names` are the
+arguments that a message speaks of, as Python spells them (`top_p`); the command line writes them
+as they are typed there (`--top-p`).
 """
 
 import json
+from collections.abc import Iterable
 
 
 class LMHeadError(Exception):
     """The root of every error that lmhead raises on purpose."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "", *, names: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.names = tuple(names)
+
+
+class LMHeadWarning(UserWarning):
+    """Something that was asked for is done, but hardly what was meant; one line, as an error."""
+
+    def __init__(self, message: str = "", *, names: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.names = tuple(names)
 
 
 class BadInput(LMHeadError, ValueError):

@@ -80,10 +80,10 @@ def test_inspect_as_a_table(run: Run) -> None:
     [
         (["inspect", "gema-7b"], 1, "gemma-7b"),
         (["next", ""], 2, "the prompt is empty"),
-        (["generate", "Hi", "--top-p", "2"], 2, "--top-p is 2.0, expected"),
+        (["generate", "Hi", "--top-p", "2"], 2, "--top-p is 2.0; expected"),
         (["generate"], 2, "either PROMPT or --prompts"),
         (["generate", "Hi", "--logit-bias", "7042"], 2, "--logit-bias"),
-        (["generate", "Hi", "--order", "top_k,nonsense", "--top-k", "3"], 2, "no filter"),
+        (["generate", "Hi", "--order", "top_k,nonsense", "--top-k", "3"], 2, "is no filter"),
         (["next", "Hi", "--top-k", "3"], 2, "--trace"),
         (["next", "Hi", "-m", "smolm2-135m"], 1, "did you mean 'smollm2-135m'?"),
         (["pull", "smolm2-135m"], 2, "did you mean 'smollm2-135m'?"),

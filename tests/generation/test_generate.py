@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from lmhead.errors import BadInput
+from lmhead.errors import BadInput, LMHeadWarning
 from lmhead.generation import generate, stream
 from lmhead.head import TopK
 from lmhead.loading import Model
@@ -227,3 +227,85 @@ def test_the_context_is_a_limit(model: Model) -> None:
 def test_empty_prompt(model: Model) -> None:
     with pytest.raises(BadInput, match="empty"):
         generate("", model)
+
+
+@pytest.mark.parametrize(
+    "controls",
+    [
+        {"banned_ids": (7042,)},
+        {"logit_bias": {7042: -3.0}},
+        {"repetition_penalty": 1.3},
+        {"order": ["frequency_penalty"], "frequency_penalty": 0.6},
+        {"no_repeat_ngram_size": 2},
+    ],
+)
+def test_a_control_that_draws_nothing_stays_greedy(
+    model: Model, controls: dict[str, object]
+) -> None:
+    first = generate(PROMPTS[0], model, max_tokens=8, **controls)[0]  # type: ignore[arg-type]
+    assert generate(PROMPTS[0], model, max_tokens=8, **controls)[0].ids == first.ids  # type: ignore[arg-type]
+    if "order" not in controls:
+        zero = generate(PROMPTS[0], model, max_tokens=8, temperature=0.0, **controls)[0]  # type: ignore[arg-type]
+        assert zero.ids == first.ids
+
+
+def test_equal_samples_and_unfinished_grammars_are_warned_of(model: Model) -> None:
+    pytest.importorskip("llguidance", reason="needs the extra `guided`")
+    with pytest.warns(LMHeadWarning, match="samples is 2, but nothing asks for randomness"):
+        generate("Hi", model, samples=2, max_tokens=1)
+    with pytest.warns(LMHeadWarning, match="2 of 2 texts ended at max_tokens, before the grammar"):
+        results = generate(PROMPTS[:2], model, regex="[a-z]{40}", max_tokens=3)
+    assert {r.finish_reason for r in results} == {"length"}
+
+
+def test_ids_are_prompts(model: Model) -> None:
+    ids = model.encode(PROMPTS[0])
+    text = generate(PROMPTS[0], model, max_tokens=4)[0]
+    for given in (ids, tuple(ids), [ids], torch.tensor(ids)):
+        (result,) = generate(given, model, max_tokens=4)  # type: ignore[arg-type]
+        assert (result.ids, result.prompt_ids) == (text.ids, tuple(ids))
+        assert result.prompt == PROMPTS[0]
+    assert [r.ids for r in generate([ids, PROMPTS[0]], model, max_tokens=4)] == [text.ids] * 2
+    assert "".join(stream(ids, model, max_tokens=4)) == text.text
+    assert generate(ids, model, max_tokens=4, beams=2)[0].prompt == PROMPTS[0]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (None, "the prompt is None; expected a text, a list of ids"),
+        (7, "the prompt is 7"),
+        (["Hi", None], "the prompts hold None"),
+        ([[1, 2], ["a"]], r"the prompts hold \['a'\]"),
+        ([[]], r"the prompts hold \[\]"),
+        ([49_152], "holds the id 49,152; .* ids from 0 to 49,151"),
+        ([[3, -1]], "holds the id -1"),
+    ],
+)
+def test_wrong_prompts(model: Model, prompts: object, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        generate(prompts, model)  # type: ignore[arg-type]
+    with pytest.raises(BadInput):
+        stream(prompts, model)  # type: ignore[arg-type]  # at once, not when it is first read
+
+
+def test_streams_take_the_options_of_one_text(model: Model) -> None:
+    options = {"temperature": 0.9, "seed": 3, "stop": ["\n"], "chat": True, "max_tokens": 12}
+    whole = generate("Say hello.", model, **options)[0].text  # type: ignore[arg-type]
+    assert "".join(stream("Say hello.", model, **options)) == whole  # type: ignore[arg-type]
+    params = SamplingParams(temperature=0.0, banned_ids=(7042,))
+    whole = generate(PROMPTS[0], model, params=params, max_tokens=4)[0].text
+    assert "".join(stream(PROMPTS[0], model, params=params, max_tokens=4)) == whole
+    for name in ("samples", "beams", "batch_size"):
+        with pytest.raises(BadInput, match=f"{name} is an option of generate"):
+            stream("Hi", model, **{name: 2})
+    with pytest.raises(BadInput, match="stream got 2 prompts"):
+        stream(["Hi", "Ho"], model)  # type: ignore[arg-type]
+
+
+def test_options_are_checked_before_the_model_is_loaded() -> None:
+    for options in ({"order": "hg"}, {"stop": ""}, {"beams": 2, "top_k": 3}, {"regex": "(("}):
+        with pytest.raises(BadInput):
+            generate("Hi", "no/model", **options)  # type: ignore[arg-type]
+        with pytest.raises(BadInput):
+            stream("Hi", "no/model", **options)

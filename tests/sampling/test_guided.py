@@ -143,7 +143,7 @@ def test_a_grammar_and_a_ban_that_exclude_each_other_name_both(tiny):
     ("values", "message"),
     [
         ({"regex": "a(("}, "the regex cannot be used: .*unclosed group"),
-        ({"json_schema": "{x"}, "json_schema is not JSON"),
+        ({"json_schema": "{x"}, "json_schema is .*not JSON"),
         ({"json_schema": {"type": "foo"}}, "the json_schema cannot be used: .*foo"),
         ({"grammar": "start: foo"}, "the grammar cannot be used: .*foo"),
     ],

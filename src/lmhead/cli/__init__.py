@@ -36,9 +36,11 @@ def _dispatch(arguments: list[str]) -> int:
     import typer
 
     from lmhead.cli.app import command
+    from lmhead.cli.explain import told
 
     try:
-        code = command().main(args=arguments, prog_name="lmhead", standalone_mode=False)
+        with told():
+            code = command().main(args=arguments, prog_name="lmhead", standalone_mode=False)
         sys.stdout.flush()
     except typer.Abort:
         return 130

@@ -1,9 +1,12 @@
 """Errors as the command line tells them: one line on stderr, options named as they are typed."""
 
 import re
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from lmhead.errors import LMHeadError
+from lmhead.errors import LMHeadError, LMHeadWarning
 
 
 def explain(error: Exception, command: Any, path: str, arguments: list[str]) -> tuple[str, int]:
@@ -14,7 +17,7 @@ def explain(error: Exception, command: Any, path: str, arguments: list[str]) -> 
     - `arguments`: all that was typed after `lmhead`.
     """
     if isinstance(error, LMHeadError):
-        return as_typed(str(error), command), error.exit_code
+        return as_typed(str(error), command, error.names), error.exit_code
     if hasattr(error, "format_message"):  # the parser's own
         return _usage(error, arguments, path), 2
     return (
@@ -23,11 +26,18 @@ def explain(error: Exception, command: Any, path: str, arguments: list[str]) -> 
     ), 1
 
 
-def as_typed(message: str, command: Any) -> str:
+def option(name: str) -> str:
+    """Return the option of an argument of the library: `top_p` is typed `--top-p`."""
+    return "--" + name.replace("_", "-")
+
+
+def as_typed(message: str, command: Any, named: Iterable[str] = ()) -> str:
     """Write the options of a command as they are typed: `top_p is 2` becomes `--top-p is 2`.
 
     The library names its arguments; these are the same words as the options, so that only their
     spelling differs. What stands in quotes was written by the user and stays.
+
+    - `named`: arguments that the message is known to speak of, plain words such as `stop` too.
     """
     names = {
         param.name: max(param.opts, key=len)
@@ -37,11 +47,31 @@ def as_typed(message: str, command: Any) -> str:
     first = re.match(r"[a-z_0-9]+(?= (is|are|needs|has|and|must|cannot)\b)", message)
     if first and first[0] in names:
         message = names[first[0]] + message[first.end() :]
-    words = [re.escape(name) for name in names if "_" in name]
+    names |= {name: names.get(name, option(name)) for name in named}
+    words = [re.escape(name) for name in names if "_" in name or name in named]
     if not words:
         return message
     word = re.compile(rf"(?<![\w./'\"`-])({'|'.join(words)})(?![\w./'\"`(-])")
     return word.sub(lambda found: names[found[0]], message)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Show our own warnings as one line each on stderr, as they come; other ones as Python does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", LMHeadWarning)
+        others = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+            if not isinstance(message, LMHeadWarning):
+                others(message, category, *where, **more)
+                return
+            from lmhead.cli import render
+
+            render.note(f"warning: {as_typed(str(message), None, message.names)}")
+
+        warnings.showwarning = show
+        yield
 
 
 def _usage(error: Any, arguments: list[str], path: str) -> str:

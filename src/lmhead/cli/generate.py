@@ -1,13 +1,16 @@
 """`lmhead generate`: continue a prompt, or a file of prompts."""
 
 import itertools
+import json as json_lines
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmhead.cli.options import Chat, Json, Model, parse_order, read_prompt, read_prompts
+from lmhead.cli.options import Chat, Json, Model, parse_order, read_prompt
+from lmhead.cli.rows import Row, rows_of
 from lmhead.cli.sampling import with_controls
 from lmhead.cli.steer import Alpha, Budget, Fit, KlCap, Steering, note_guard
 from lmhead.errors import BadInput
@@ -15,7 +18,7 @@ from lmhead.models.registry import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from lmhead.generation import Generation
-    from lmhead.loading import Model as Loaded
+    from lmhead.generation.loop import Event
 
 
 @with_controls
@@ -74,36 +77,42 @@ def generate(
 ) -> None:
     """Continue a prompt, or every prompt of a file.
 
-    Greedy without a sampling control. A single text is streamed. A file of prompts gives one
-    line of JSON per continuation, in order, each batch written as soon as it is there.
+    Greedy unless a sampling control asks for randomness (temperature, top-k, top-p, min-p, ...);
+    bans, biases, penalties and grammars do not. A single text is streamed. A file of prompts gives
+    one line of JSON per continuation, in order, as soon as it is there; other fields of a .jsonl
+    are passed on.
     """
     if (prompt is None) == (prompts is None):
         raise BadInput("expected either PROMPT or --prompts FILE")
     if "logprobs" in controls and not (json or prompts):
         raise BadInput("--logprobs reports in JSON only; add --json")
+    if steer and engine == "max":
+        raise BadInput(
+            "--engine max runs a model as one graph, which cannot be steered; leave it out"
+        )
+    if head is not None and not head.is_file():
+        raise BadInput(f"--head is {head}, but there is no such file; see lmhead trim --form head")
     options: dict[str, Any] = {
         "max_tokens": max_tokens,
         "stop": tuple(stop or ()),
         "samples": samples,
         "order": parse_order(order),
-        "chat": chat,
         "batch_size": batch_size,
     }
-    if steer and engine == "max":
-        raise BadInput(
-            "the engine max runs a model as one graph, which cannot be steered; leave it out"
-        )
+    from lmhead.generation.api import checked, events
+    from lmhead.generation.engines import check_engine
+
+    # what is wrong with the call is said before the model is loaded
+    params = checked(None, controls, beams=beams, **options)
+    check_engine(engine)
     steering = Steering.of(steer or (), alpha, budget, kl_cap, fit)
-    texts = [read_prompt(prompt or "")] if prompts is None else read_prompts(prompts)
+    rows = _rows(prompt, prompts)
+    texts = [row.text("prompt") for row in rows]
     from lmhead.cli import render
     from lmhead.generation import generate as run
-    from lmhead.generation.api import params_of
-    from lmhead.generation.engines import check_engine
     from lmhead.generation.engines import engine as engine_of
     from lmhead.loading import load
 
-    params_of(None, controls)  # a wrong value is told before the model is loaded
-    check_engine(engine)
     body = "max" if engine == "max" else "torch"
     loaded = load(model, body=body, progress=render.progress)
     chosen = engine_of(loaded, engine, keepset=head, progress=render.progress)
@@ -111,37 +120,67 @@ def generate(
     if steering is not None:
         steering = steering.fitted(loaded)
         loaded, chosen, log = steering.apply(loaded, chosen)
-    options["head"] = chosen
-    if prompts is not None and not json:
-        _lines(texts, loaded, beams, options, controls)
+    options |= {"head": chosen, "chat": chat}
+    if beams > 1:
+        results: Iterator[Generation] = iter(
+            run(texts, loaded, beams=beams, progress=render.progress, **options)
+        )
+    elif stream and not json and samples == 1 and prompts is None:
+        _stream(texts[0], events(texts, loaded, params=params, **options), chat)
         note_guard(log)
         return
-    if stream and not json and samples == 1 and beams == 1:
-        _stream(texts[0], loaded, options, controls)
-        note_guard(log)
-        return
-    results = run(texts, loaded, beams=beams, progress=render.progress, **options, **controls)
+    else:
+        results = _in_order(events(texts, loaded, params=params, **options), len(texts) * samples)
     if json:
         told = {"steering": steering.to_dict(log)} if steering else {}
-        render.print_json({"model": model, **told, "generations": [r.to_dict() for r in results]})
+        made = [_told(rows[i // samples], result) for i, result in enumerate(results)]
+        render.print_json({"model": model, **told, "generations": made})
         return
     for i, result in enumerate(results):
-        if samples > 1:
-            render.note(f"[{i + 1} of {samples}]")
-        sys.stdout.write(_shown(result, chat) + "\n")
+        if prompts is not None:
+            line = json_lines.dumps(_told(rows[i // samples], result), ensure_ascii=False)
+            sys.stdout.write(line + "\n")
+        else:
+            if samples > 1:
+                render.note(f"[{i + 1} of {samples}]")
+            sys.stdout.write((result.text if chat else result.prompt + result.text) + "\n")
+        sys.stdout.flush()
     note_guard(log)
 
 
-def _shown(result: "Generation", chat: bool) -> str:
-    return result.text if chat else result.prompt + result.text
+def _rows(prompt: str | None, prompts: Path | None) -> list[Row]:
+    if prompts is None:
+        return [Row("the prompt", {"prompt": read_prompt(prompt or "")})]
+    rows = list(rows_of(prompts, "prompt"))
+    if not rows:
+        raise BadInput(f"--prompts {prompts} holds no prompt; expected one per line")
+    return rows
 
 
-def _stream(text: str, loaded: "Loaded", options: dict[str, Any], controls: dict[str, Any]) -> None:
-    from lmhead.generation.api import events, params_of
+def _told(row: Row, result: "Generation") -> dict[str, Any]:
+    return row.with_result(result.to_dict(), given=["prompt"])
 
-    started = events([text], loaded, params=params_of(None, controls), **options)
-    first = next(started)  # what is wrong with the call is said before anything is printed
-    sys.stdout.write("" if options["chat"] else text)
+
+def _in_order(started: "Iterator[Event]", total: int) -> "Iterator[Generation]":
+    """Yield the results in the order of the prompts, each as soon as those before it are there."""
+    from lmhead.cli import render
+
+    waiting: dict[int, Generation] = {}
+    turn = 0
+    with render.progress("generating", total=total) as advance:
+        for event in started:
+            if event.result is None:
+                continue
+            waiting[event.index] = event.result
+            advance(1)
+            while turn in waiting:
+                yield waiting.pop(turn)
+                turn += 1
+
+
+def _stream(text: str, started: "Iterator[Event]", chat: bool) -> None:
+    first = next(started)  # what is wrong with the prompt is said before anything is printed
+    sys.stdout.write("" if chat else text)
     try:
         for event in itertools.chain([first], started):
             sys.stdout.write(event.text)
@@ -149,26 +188,3 @@ def _stream(text: str, loaded: "Loaded", options: dict[str, Any], controls: dict
     finally:  # Ctrl-C keeps what was written
         sys.stdout.write("\n")
         sys.stdout.flush()
-
-
-def _lines(
-    prompts: list[str],
-    loaded: "Loaded",
-    beams: int,
-    options: dict[str, Any],
-    controls: dict[str, Any],
-) -> None:
-    import json
-
-    from lmhead.cli import render
-    from lmhead.generation import generate as run
-
-    size = max(1, options["batch_size"] // options["samples"])
-    total = len(prompts) * options["samples"]
-    with render.progress("generating", total=total) as advance:
-        for first in range(0, len(prompts), size):
-            part = prompts[first : first + size]
-            for result in run(part, loaded, beams=beams, **options, **controls):
-                sys.stdout.write(json.dumps(result.to_dict(), ensure_ascii=False) + "\n")
-                advance(1)
-            sys.stdout.flush()

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from lmhead.cli.explain import option
 from lmhead.errors import BadInput
 
 
@@ -23,7 +24,9 @@ class _Control(NamedTuple):
 
 # Help is wanted without importing torch, so the names stand here; a test compares them.
 CONTROLS: dict[str, _Control] = {
-    "temperature": _Control(float, "0 is greedy, the default unless another control is given."),
+    "temperature": _Control(
+        float, "0 is greedy, the default; 1 if another control asks for randomness."
+    ),
     "dynatemp_range": _Control(float, "Let the temperature move by this much with the entropy."),
     "dynatemp_exponent": _Control(float, "How it moves."),
     "top_k": _Control(int, "Keep the k best tokens."),
@@ -75,7 +78,7 @@ def with_controls(command: Callable[..., None]) -> Callable[..., None]:
             annotation=Annotated[
                 control.kind | None,
                 typer.Option(
-                    f"--{name.replace('_', '-')}",
+                    option(name),
                     help=control.help,
                     rich_help_panel="Sampling",
                     show_default=False,
@@ -107,14 +110,36 @@ def _parse(name: str, value: Any) -> Any:
         if name == "dry_sequence_breakers":
             return tuple(json.loads(value))
     except (ValueError, TypeError) as error:
-        option = f"--{name.replace('_', '-')}"
-        raise BadInput(f"{option} is {value!r}; expected {CONTROLS[name].help}") from error
+        raise BadInput(f"{option(name)} is {value!r}; expected {_EXPECTED[name]}") from error
     if name in ("json_schema", "grammar"):
-        return _text_or_file(value)
+        return _text_or_file(name, value)
     return value
 
 
-def _text_or_file(value: str) -> str:
-    if "\n" not in value and not value.lstrip().startswith("{") and Path(value).is_file():
-        return Path(value).read_text(encoding="utf-8")
+_EXPECTED = {
+    **dict.fromkeys(("allowed_ids", "banned_ids", "stop_ids"), "ids separated by commas: 11,42"),
+    "logit_bias": "ids and what to add to their logits, separated by commas: 11=2.5,42=-1",
+    "dry_sequence_breakers": """a JSON list of texts: '["\\\\n", ":"]'""",
+}
+
+
+def _text_or_file(name: str, value: str) -> str:
+    """Return what a file holds, or the value itself; a path that does not exist is neither."""
+    path = Path(value)
+    try:
+        if "\n" not in value and path.is_file():
+            return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:  # not UTF-8, or too long for a file's name
+        if not isinstance(error, OSError) or len(value) < 256:
+            raise BadInput(f"{option(name)}: cannot read {value}: {error}") from error
+    if name == "json_schema":
+        if value.lstrip()[:1] not in ("{", "t", "f") or path.suffix == ".json":
+            raise BadInput(
+                f"{option(name)} is {value!r}; there is no such file, and it is no JSON schema"
+            )
+    elif ":" not in value or ("\n" not in value and path.suffix in (".lark", ".gbnf", ".txt")):
+        raise BadInput(
+            f"{option(name)} is {value!r}; there is no such file, and it is no Lark grammar, "
+            "which has lines such as start: WORD"
+        )
     return value

@@ -1,22 +1,26 @@
 """`generate` and `stream`: the two ways to continue prompts from Python."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lmhead.errors import BadInput
+from lmhead.errors import BadInput, LMHeadWarning
 from lmhead.generation.loop import Event, Generation, Ongoing, decode
+from lmhead.generation.prompts import Prompt, Prompts, encoded, listed
 from lmhead.generation.text import TextStream
 from lmhead.head import Head
 from lmhead.loading import Model, load
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.progress import Progress, silent
-from lmhead.sampling import Sampler, SamplingParams
+from lmhead.sampling import Sampler, SamplingParams, check_sampling
+
+_NOT_STREAMED = ("samples", "beams", "batch_size", "progress")
 
 
 def generate(
-    prompts: str | Sequence[str],
+    prompts: Prompts,
     model: str | Path | Model = DEFAULT_MODEL,
     *,
     max_tokens: int = 64,
@@ -33,37 +37,41 @@ def generate(
 ) -> list[Generation]:
     """Continue prompts; return `samples` continuations of each, in the order of the prompts.
 
+    - `prompts`: a text, the ids of one (a list of whole numbers), or a list of either.
     - `controls` are the fields of SamplingParams (temperature, top_p, seed, ...), if `params` is
-      not given. With none of them the choice is greedy; with some, the temperature is 1 unless
-      it is one of them.
+      not given. The choice is greedy unless one of them asks for randomness (temperature, top_k,
+      top_p, min_p, ...); then the temperature is 1 unless it is one of them. Bans, biases,
+      penalties and grammars do not ask for randomness.
     - `order`: `hf`, `vllm`, `llama.cpp`, or a list of filters.
     - `stop`: texts that end a continuation; they are not part of it.
     - `beams` above 1: beam search, which draws nothing and takes no controls.
     - `head`: an engine to use instead of the model's own head.
+
+    A text that `max_tokens` cut off has the finish_reason `length`; if a grammar was not yet
+    complete there, a warning says so.
     """
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    given = listed(prompts)
+    chosen = checked(
+        params, controls, max_tokens=max_tokens, order=order, stop=stop, samples=samples,
+        beams=beams, batch_size=batch_size,
+    )  # fmt: skip
+    loaded = load(model, progress=progress)
     if beams > 1:
         from lmhead.generation.beam import beam_search
 
-        if params is not None or controls or stop or samples != 1:
-            raise BadInput(
-                "beams is given together with sampling controls, stop or samples; beam search "
-                "takes none of them: give either"
-            )
-        loaded = load(model, progress=progress)
         results = []
-        with progress("generating", total=len(texts)) as advance:
-            for prompt in texts:
+        with progress("generating", total=len(given)) as advance:
+            for prompt in given:
                 results.append(beam_search(loaded, prompt, beams, max_tokens, chat, head))
                 advance(1)
         return results
     found: dict[int, Generation] = {}
-    with progress("generating", total=len(texts) * samples) as advance:
+    with progress("generating", total=len(given) * samples) as advance:
         for event in events(
-            texts,
-            load(model, progress=progress),
+            given,
+            loaded,
             max_tokens=max_tokens,
-            params=params_of(params, controls),
+            params=chosen,
             order=order,
             stop=stop,
             samples=samples,
@@ -74,38 +82,87 @@ def generate(
             if event.result is not None:
                 found[event.index] = event.result
                 advance(1)
-    return [found[i] for i in range(len(texts) * samples)]
+    return [found[i] for i in range(len(given) * samples)]
 
 
-def stream(prompt: str, model: str | Path | Model = DEFAULT_MODEL, **options: Any) -> Iterator[str]:
-    """Continue one prompt, piece by piece; the options are those of `generate`.
+def stream(
+    prompt: Prompt,
+    model: str | Path | Model = DEFAULT_MODEL,
+    *,
+    max_tokens: int = 64,
+    params: SamplingParams | None = None,
+    order: str | Sequence[str] = "hf",
+    stop: str | Sequence[str] = (),
+    chat: bool = False,
+    head: Head | None = None,
+    **controls: Any,
+) -> Iterator[str]:
+    """Continue one prompt, piece by piece; the options are those of `generate` for one text.
 
     Pieces are whole characters, and never part of a stop string.
     """
-    names = ("max_tokens", "order", "stop", "chat", "head")
-    given = {name: options.pop(name) for name in names if name in options}
-    params = params_of(options.pop("params", None), options)
-    for event in events([prompt], load(model), params=params, **given):
-        if event.text:
-            yield event.text
+    for name in _NOT_STREAMED:
+        if name in controls:
+            raise BadInput(f"{name} is an option of generate; stream gives one text as it comes")
+    given = listed(prompt)
+    if not isinstance(prompt, str) and len(given) != 1:
+        raise BadInput(f"stream got {len(given)} prompts; expected one: use generate for several")
+    chosen = checked(params, controls, max_tokens=max_tokens, order=order, stop=stop)
+    loaded = load(model)
+    encoded(
+        loaded, given[0], chat=chat
+    )  # what is wrong with it is said now, not at the first piece
+    told = events(
+        given, loaded, params=chosen, max_tokens=max_tokens, order=order, stop=stop, chat=chat,
+        head=head,
+    )  # fmt: skip
+    return (event.text for event in told if event.text)
 
 
 def params_of(params: SamplingParams | None, controls: dict[str, Any]) -> SamplingParams:
-    """Return the parameters; greedy where nothing was asked for."""
-    if params is not None:
-        if controls:
+    """Return the parameters; greedy where nothing asks for randomness."""
+    if params is None:
+        return SamplingParams.asked(controls)
+    if controls:
+        raise BadInput(
+            f"params is given together with {', '.join(controls)}; give one or the other",
+            names=list(controls),
+        )
+    if not isinstance(params, SamplingParams):
+        raise BadInput(f"params is a {type(params).__name__}; expected SamplingParams")
+    return params
+
+
+def checked(
+    params: SamplingParams | None,
+    controls: dict[str, Any],
+    *,
+    max_tokens: int = 64,
+    order: str | Sequence[str] = "hf",
+    stop: str | Sequence[str] = (),
+    samples: int = 1,
+    beams: int = 1,
+    batch_size: int = 8,
+) -> SamplingParams:
+    """Return the parameters, or say what is wrong with the options, before a model is loaded."""
+    _count(max_tokens=max_tokens, samples=samples, beams=beams, batch_size=batch_size)
+    stops = _texts(stop)
+    if beams > 1:
+        also = [*controls] if params is None else ["params"]
+        also += ["stop"] * bool(stops) + ["samples"] * (samples != 1)
+        if also:
             raise BadInput(
-                f"params is given together with {', '.join(controls)}; give one or the other"
+                f"beams is given together with {', '.join(also)}; beam search draws nothing and "
+                "takes no sampling controls, stop or samples: give either",
+                names=["beams", *also],
             )
-        return params
-    chosen = set(controls) - {"seed", "logprobs", "logprobs_mode", "stop_ids", "min_tokens"}
-    if not chosen:
-        controls = {"temperature": 0.0, **controls}
-    return SamplingParams.from_dict(controls)
+    chosen = params_of(params, controls)
+    check_sampling(chosen, order)
+    return chosen
 
 
 def events(
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     model: Model,
     *,
     params: SamplingParams,
@@ -118,33 +175,67 @@ def events(
     head: Head | None = None,
 ) -> Iterator[Event]:
     """Continue prompts in batches; tell of each sequence as it grows and as it ends."""
-    _check(max_tokens=max_tokens, samples=samples, batch_size=batch_size)
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if "" in stops:
-        raise BadInput("stop holds an empty text; expected texts of at least one character")
+    _count(max_tokens=max_tokens, samples=samples, batch_size=batch_size)
+    stops = _texts(stop)
+    if samples > 1 and not params.random:
+        _warn(
+            f"samples is {samples}, but nothing asks for randomness, so all {samples} texts of a "
+            "prompt are the same; give a temperature above 0",
+            names=["samples"],
+        )
     params = replace(params, stop_ids=(*model.stop_ids, *params.stop_ids))
     sampler = Sampler.from_params(
         params, order, vocab_size=model.reachable, tokenizer=model.tokenizer
     )
     # every prompt is checked before the first is continued
-    encoded = [model.encode(prompt, chat=chat) for prompt in prompts]
+    read = [encoded(model, prompt, chat=chat) for prompt in prompts]
     todo = [(i, j) for i in range(len(prompts)) for j in range(samples)]
+    cut = 0
     for first in range(0, len(todo), batch_size):
         batch = [
             Ongoing(
                 index=i * samples + j,
-                prompt=prompts[i],
-                prompt_ids=encoded[i],
-                max_tokens=model.room(encoded[i], max_tokens),
-                state=sampler.start(encoded[i], index=j),
+                prompt=read[i][0],
+                prompt_ids=read[i][1],
+                max_tokens=model.room(read[i][1], max_tokens),
+                state=sampler.start(read[i][1], index=j),
                 text=TextStream(model.decode, stops),
             )
             for i, j in todo[first : first + batch_size]
         ]
-        yield from decode(model, head or model.head, sampler, batch)
+        for event in decode(model, head or model.head, sampler, batch):
+            yield event
+            if event.result is not None and event.result.finish_reason == "length":
+                cut += not sampler.complete(event.result.ids)
+    if cut:
+        which = "the text" if len(todo) == 1 else f"{cut} of {len(todo)} texts"
+        _warn(
+            f"{which} ended at max_tokens, before the grammar was complete; raise max_tokens "
+            f"(now {max_tokens})",
+            names=["max_tokens"],
+        )
 
 
-def _check(**counts: int) -> None:
+def _warn(message: str, names: Sequence[str]) -> None:
+    warnings.warn(LMHeadWarning(message, names=names), stacklevel=3)
+
+
+def _texts(stop: str | Sequence[str]) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    for text in stops:
+        if not isinstance(text, str):
+            raise BadInput(f"stop holds {text!r}; expected texts", names=["stop"])
+        if not text:
+            raise BadInput(
+                "stop holds an empty text; expected texts of at least one character",
+                names=["stop"],
+            )
+    return stops
+
+
+def _count(**counts: int) -> None:
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadInput(f"{name} is {value!r}; expected a whole number of at least 1")
+            raise BadInput(
+                f"{name} is {value!r}; expected a whole number of at least 1", names=[name]
+            )

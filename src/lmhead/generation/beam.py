@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lmhead.errors import BadInput
 from lmhead.generation.loop import Cache, Generation
+from lmhead.generation.prompts import Prompt, encoded
 from lmhead.head import Head
 from lmhead.loading import Model
 
@@ -25,13 +26,13 @@ class _Hypothesis:
 
 @torch.inference_mode()
 def beam_search(
-    model: Model, prompt: str, beams: int, max_tokens: int, chat: bool, head: Head | None = None
+    model: Model, prompt: Prompt, beams: int, max_tokens: int, chat: bool, head: Head | None = None
 ) -> Generation:
     """Return the best continuation of `prompt` that a search over `beams` hypotheses finds."""
     if beams < 2:
         raise BadInput(f"beams is {beams}; expected at least 2 for a beam search")
     head = head or model.head
-    prompt_ids = model.encode(prompt, chat=chat)
+    said, prompt_ids = encoded(model, prompt, chat=chat)
     limit = model.room(prompt_ids, max_tokens)
     stops = set(model.stop_ids)
     # enough candidates that `beams` go on even if every hypothesis could end in every stop id
@@ -60,7 +61,7 @@ def beam_search(
     ids = finished[0].ids
     ended = ids[-1] in stops
     text = model.decode(list(ids[:-1] if ended else ids))
-    return Generation(prompt, text, tuple(prompt_ids), ids, "stop" if ended else "length")
+    return Generation(said, text, tuple(prompt_ids), ids, "stop" if ended else "length")
 
 
 def _best(

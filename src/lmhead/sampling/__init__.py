@@ -6,6 +6,7 @@ or in any other; each sequence has its own `SequenceState` and its own generator
 
 from lmhead.sampling.build import Filter
 from lmhead.sampling.candidates import Candidates, NothingLeft
+from lmhead.sampling.check import check_sampling
 from lmhead.sampling.drawing import draw, next_probs
 from lmhead.sampling.guided import Guide, GuideState, compile_guide
 from lmhead.sampling.logprobs import Logprobs, top_logprobs
@@ -32,6 +33,7 @@ __all__ = [
     "SequenceState",
     "TokenProb",
     "Trace",
+    "check_sampling",
     "compile_guide",
     "draw",
     "next_probs",

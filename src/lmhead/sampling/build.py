@@ -48,7 +48,7 @@ def build(
     guide = None
     if "guided" in names:
         if tokenizer is None:
-            raise BadInput("json_schema, regex and grammar need the tokenizer: give tokenizer=.")
+            raise BadInput("json_schema, regex and grammar need the tokenizer: give tokenizer=")
         guide = compile_guide(
             tokenizer,
             json_schema=p.json_schema,
@@ -148,7 +148,7 @@ def _dry(p: SamplingParams, tokenizer: Any) -> Apply:
     if p.dry_sequence_breakers and tokenizer is None:
         raise BadInput(
             "DRY's sequence breakers need the tokenizer: give tokenizer=, or set "
-            "dry_sequence_breakers to an empty list."
+            "dry_sequence_breakers to an empty list"
         )
     found = breakers_of(tokenizer, p.dry_sequence_breakers) if p.dry_sequence_breakers else {}
     return lambda c, seqs: penalties.dry(

@@ -42,10 +42,10 @@ def draw(probs: Tensor, n: int, generator: torch.Generator) -> Tensor:
     The probabilities need not sum to 1. The generator lives on the CPU.
     """
     if n < 1:
-        raise BadInput(f"n is {n}, expected at least 1 token to draw.")
+        raise BadInput(f"n is {n}; expected at least 1 token to draw")
     total = probs.sum(-1)
     if not bool(((total > 0) & total.isfinite()).all()) or bool((probs < 0).any()):
-        raise BadInput("probs must be numbers from 0 with a positive, finite sum in every row.")
+        raise BadInput("probs must be numbers from 0 with a positive, finite sum in every row")
     u = torch.rand((*probs.shape[:-1], n), dtype=torch.float64, generator=generator)
     return invert(probs.cpu(), u).to(probs.device)
 

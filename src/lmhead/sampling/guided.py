@@ -21,6 +21,7 @@ from lmhead.errors import BadInput, MissingExtra, how_to_install
 
 # one line break with its indentation, or one space: a hot sampler must not wander off in blanks
 WHITESPACE = r"(\n[ ]{0,12}|[ ]?)"
+FIELDS = ("json_schema", "regex", "grammar")
 
 
 class GuideState:
@@ -72,6 +73,13 @@ class Guide:
         """Begin a sequence."""
         return GuideState(self._matcher.deep_copy())
 
+    def satisfied_by(self, ids: Sequence[int]) -> bool:
+        """Tell whether `ids` say all that the grammar asks for (it may still allow more)."""
+        state = self.start()
+        for token in ids:
+            state.accept(token)
+        return state.finished or state.accepting
+
 
 def compile_guide(
     tokenizer: Any,
@@ -87,22 +95,53 @@ def compile_guide(
     tokenizer.json. stop_ids may end the text besides the tokenizer's own end of text.
     """
     lib = _llguidance()
+    kind, source = _source(json_schema, regex, grammar)
+    matcher = lib.LLMatcher(_wrapped(tokenizer, tuple(stop_ids)), source, log_level=0)
+    if matcher.is_error():
+        raise _unusable(kind, matcher.get_error())
+    return Guide(matcher)
+
+
+def check_guide(
+    *,
+    json_schema: str | Mapping[str, Any] | None = None,
+    regex: str | None = None,
+    grammar: str | None = None,
+) -> None:
+    """Refuse a grammar that cannot be used, and a missing extra, without a tokenizer."""
+    if json_schema is None and regex is None and grammar is None:
+        return
+    lib = _llguidance()
+    kind, source = _source(json_schema, regex, grammar)
+    if error := lib.LLMatcher.validate_grammar(source):
+        raise _unusable(kind, error)
+
+
+def _source(
+    json_schema: str | Mapping[str, Any] | None, regex: str | None, grammar: str | None
+) -> tuple[str, str]:
+    """Give the name of the one grammar that was given, and llguidance's form of it."""
+    lib = _llguidance()
     given = [g for g in (json_schema, regex, grammar) if g is not None]
     if len(given) != 1:
-        raise BadInput(f"{len(given)} grammars given, expected one of json_schema, regex, grammar.")
+        raise BadInput(
+            f"{len(given)} grammars given; expected one of json_schema, regex, grammar",
+            names=FIELDS,
+        )
     if json_schema is not None:
         text = _schema_text(json_schema)
         defaults = {"whitespace_pattern": WHITESPACE}
-        source = lib.LLMatcher.grammar_from_json_schema(text, defaults=defaults)
-    elif regex is not None:
-        source = lib.LLMatcher.grammar_from_regex(regex)
-    else:
-        source = lib.LLMatcher.grammar_from_lark(grammar)
-    matcher = lib.LLMatcher(_wrapped(tokenizer, tuple(stop_ids)), source, log_level=0)
-    if matcher.is_error():
-        kind = "regex" if regex is not None else "grammar" if grammar is not None else "json_schema"
-        raise BadInput(f"the {kind} cannot be used: {_one_line(matcher.get_error())}")
-    return Guide(matcher)
+        return "json_schema", lib.LLMatcher.grammar_from_json_schema(text, defaults=defaults)
+    for name, value in (("regex", regex), ("grammar", grammar)):
+        if value is not None and not isinstance(value, str):
+            raise BadInput(f"{name} is {value!r}; expected a text", names=[name])
+    if regex is not None:
+        return "regex", lib.LLMatcher.grammar_from_regex(regex)
+    return "grammar", lib.LLMatcher.grammar_from_lark(grammar)
+
+
+def _unusable(kind: str, error: str) -> BadInput:
+    return BadInput(f"the {kind} cannot be used: {_one_line(error)}")
 
 
 def _llguidance() -> ModuleType:
@@ -111,7 +150,8 @@ def _llguidance() -> ModuleType:
     except ImportError as error:
         raise MissingExtra(
             "json_schema, regex and grammar need llguidance; install it with: "
-            + how_to_install("guided")
+            + how_to_install("guided"),
+            names=FIELDS,
         ) from error
     module: ModuleType = llguidance
     return module
@@ -123,7 +163,10 @@ def _schema_text(schema: str | Mapping[str, Any]) -> str:
     try:
         json.loads(schema)
     except json.JSONDecodeError as error:
-        raise BadInput(f"json_schema is not JSON: {error}.") from error
+        raise BadInput(
+            f"json_schema is {_short(schema)}, which is not JSON ({error}); expected a JSON schema",
+            names=["json_schema"],
+        ) from error
     return schema
 
 
@@ -136,8 +179,8 @@ def _wrapped(tokenizer: Any, stop_ids: tuple[int, ...]) -> Any:
         return _from_file(str(tokenizer), stop_ids)
     if not hasattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "to_str"):
         raise BadInput(
-            f"{type(tokenizer).__name__} is no fast tokenizer, expected one of transformers or "
-            f"of tokenizers, or the path of a tokenizer.json."
+            f"{type(tokenizer).__name__} is no fast tokenizer; expected one of transformers or "
+            f"of tokenizers, or the path of a tokenizer.json"
         )
     known = _WRAPPED.setdefault(tokenizer, {})
     if stop_ids not in known:
@@ -163,6 +206,10 @@ def _wrap(tokenizer: Any, stop_ids: tuple[int, ...]) -> Any:
     plain.no_padding()
     plain.no_truncation()
     return _llguidance().LLTokenizer(plain.to_str(), eos_token=ends or None)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 def _one_line(text: str) -> str:

@@ -94,23 +94,29 @@ def resolve_order(order: str | Sequence[str], params: SamplingParams) -> tuple[s
     if isinstance(order, str):
         if order not in ORDERS:
             raise BadInput(
-                f"order {order!r} is unknown; {nearest(order, ORDERS)[:-1]}, or a list of filters."
+                f"order {order!r} is unknown; {nearest(order, ORDERS)}, or a list of filters",
+                names=["order"],
             )
         names = ORDERS[order]
     else:
         names = tuple(order)
     for name in names:
         if name not in FILTERS:
-            raise BadInput(f"{name!r} in the order is no filter; {nearest(str(name), FILTERS)}")
+            raise BadInput(
+                f"order holds {name!r}, which is no filter; {nearest(str(name), FILTERS)}",
+                names=["order"],
+            )
         if names.count(name) > 1:
             raise BadInput(
-                f"{name!r} stands {names.count(name)} times in the order, expected once."
+                f"order holds {name!r} {names.count(name)} times; expected once", names=["order"]
             )
+    if params.greedy and "temperature" not in names:
+        names = (*names, "temperature")  # the choice of the best needs no place of its own
     active = params.active()
     missing = [name for name in active if name not in names]
     if missing:
         raise BadInput(
             f"{', '.join(missing)} is set, but the order {', '.join(names) or '(empty)'} has no "
-            f"place for it: add it to the order, or leave it unset."
+            f"place for it: add it to the order, or leave it unset"
         )
     return tuple(name for name in names if name in active)

@@ -114,6 +114,21 @@ FILTERS: dict[str, FilterFields] = {
 }
 """Every filter's name, with the fields that set it."""
 
+RANDOM = (
+    "temperature",
+    "dynatemp_range",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "top_n_sigma",
+    "xtc_probability",
+    "mirostat",
+)
+"""The controls that ask for randomness: they shape a draw, and do nothing to a greedy choice."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
@@ -177,26 +192,37 @@ class SamplingParams:
         for name, allowed in RANGES.items():
             value = getattr(self, name)
             if not allowed.holds(value):
-                raise BadInput(f"{name} is {value!r}, expected {allowed}.")
+                raise BadInput(f"{name} is {value!r}; expected {allowed}", names=[name])
         if self.mirostat not in (0, 2) or isinstance(self.mirostat, bool):
-            raise BadInput(f"mirostat is {self.mirostat!r}, expected 0 (off) or 2 (version 2).")
+            raise BadInput(
+                f"mirostat is {self.mirostat!r}; expected 0 (off) or 2 (version 2)",
+                names=["mirostat"],
+            )
         if self.logprobs_mode not in ("raw", "processed"):
             raise BadInput(
-                f"logprobs_mode is {self.logprobs_mode!r}, expected 'raw' or 'processed'."
+                f"logprobs_mode is {self.logprobs_mode!r}; expected 'raw' or 'processed'",
+                names=["logprobs_mode"],
             )
         for name in ("keep_ties",):
             if not isinstance(getattr(self, name), bool):
-                raise BadInput(f"{name} is {getattr(self, name)!r}, expected true or false.")
+                raise BadInput(
+                    f"{name} is {getattr(self, name)!r}; expected true or false", names=[name]
+                )
         for name in ("allowed_ids", "banned_ids", "stop_ids"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _ids(name, getattr(self, name)))
         if self.allowed_ids == ():
-            raise BadInput("allowed_ids is empty, expected at least one id, or null to allow all.")
+            raise BadInput(
+                "allowed_ids is empty; expected at least one id, or null to allow all",
+                names=["allowed_ids"],
+            )
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         object.__setattr__(self, "dry_sequence_breakers", _texts(self.dry_sequence_breakers))
         given = [n for n in FILTERS["guided"].switches if getattr(self, n) is not None]
         if len(given) > 1:
-            raise BadInput(f"{' and '.join(given)} are given, expected at most one of them.")
+            raise BadInput(
+                f"{' and '.join(given)} are given; expected at most one of them", names=given
+            )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -210,6 +236,35 @@ class SamplingParams:
             if name not in names:
                 raise BadInput(f"{name!r} is not a sampling parameter; {nearest(name, names)}")
         return cls(**values)
+
+    @classmethod
+    def asked(cls, controls: Mapping[str, Any]) -> Self:
+        """Make the parameters of the controls that a caller gave: greedy unless one of them draws.
+
+        Only a control that asks for randomness (`RANDOM`) makes it a draw, at temperature 1 if
+        temperature is not among them. A ban, a bias, a penalty, a grammar or a seed does not, and
+        neither does a control at the value that switches it off.
+
+        >>> SamplingParams.asked({"banned_ids": [7]}).temperature
+        0.0
+        >>> SamplingParams.asked({"top_k": 50, "banned_ids": [7]}).temperature
+        1.0
+        """
+        params = cls.from_dict(controls)
+        draws = any(getattr(params, name) != getattr(_DEFAULTS, name) for name in RANDOM)
+        if draws or "temperature" in controls:
+            return params
+        return dataclasses.replace(params, temperature=0.0)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the best token that is left is taken, and nothing drawn."""
+        return self.temperature < GREEDY_BELOW and self.dynatemp_range == 0
+
+    @property
+    def random(self) -> bool:
+        """Whether two texts of the same prompt can differ."""
+        return not self.greedy or self.xtc_probability > 0
 
     def to_dict(self) -> dict[str, Any]:
         """Give every field as JSON-safe data; `from_dict` takes it back."""
@@ -231,32 +286,38 @@ def nearest(name: str, names: Iterable[str]) -> str:
     known = list(names)
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}expected one of {', '.join(known)}."
+    return f"{hint}expected one of {', '.join(known)}"
 
 
 def _ids(name: str, values: object) -> tuple[int, ...]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise BadInput(f"{name} is {values!r}, expected a list of token ids.")
+        raise BadInput(f"{name} is {values!r}; expected a list of token ids", names=[name])
     ids = tuple(values)
     for i in ids:
         if isinstance(i, bool) or not isinstance(i, int) or i < 0:
-            raise BadInput(f"{name} holds {i!r}, expected token ids from 0.")
+            raise BadInput(f"{name} holds {i!r}; expected token ids from 0", names=[name])
     return tuple(dict.fromkeys(ids))
 
 
 def _bias(values: object) -> dict[int, float]:
     if not isinstance(values, Mapping):
-        raise BadInput(f"logit_bias is {values!r}, expected a map from token id to a number.")
+        raise BadInput(
+            f"logit_bias is {values!r}; expected a map from token id to a number",
+            names=["logit_bias"],
+        )
     bias = {}
     for key, value in values.items():
         # JSON has only text as keys
         token = int(key) if isinstance(key, str) and key.isdecimal() else key
         if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-            raise BadInput(f"logit_bias has the key {key!r}, expected token ids from 0.")
+            raise BadInput(
+                f"logit_bias has the key {key!r}; expected token ids from 0", names=["logit_bias"]
+            )
         if not BIAS.holds(value):
             raise BadInput(
-                f"logit_bias of {token} is {value!r}, expected {BIAS}; "
-                f"to forbid a token use banned_ids."
+                f"logit_bias of {token} is {value!r}; expected {BIAS}; "
+                "to forbid a token use banned_ids",
+                names=["logit_bias", "banned_ids"],
             )
         bias[token] = float(value)
     return bias
@@ -264,11 +325,17 @@ def _bias(values: object) -> dict[int, float]:
 
 def _texts(values: object) -> tuple[str, ...]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise BadInput(f"dry_sequence_breakers is {values!r}, expected a list of texts.")
+        raise BadInput(
+            f"dry_sequence_breakers is {values!r}; expected a list of texts",
+            names=["dry_sequence_breakers"],
+        )
     texts = tuple(values)
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise BadInput(f"dry_sequence_breakers holds {text!r}, expected non-empty texts.")
+            raise BadInput(
+                f"dry_sequence_breakers holds {text!r}; expected non-empty texts",
+                names=["dry_sequence_breakers"],
+            )
     return texts
 
 

@@ -154,5 +154,6 @@ def check_ids(name: str, ids: Tensor, V: int) -> None:
     if ids.numel() and int(ids.max()) >= V:
         raise BadInput(
             f"{name} holds the id {int(ids.max())}, but the vocabulary has {V} tokens; "
-            f"expected ids from 0 to {V - 1}."
+            f"expected ids from 0 to {V - 1}",
+            names=[name],
         )

@@ -24,7 +24,7 @@ from lmhead.sampling.filters import weights
 from lmhead.sampling.guided import Guide
 from lmhead.sampling.logprobs import Logprobs, top_logprobs
 from lmhead.sampling.orders import resolve_order
-from lmhead.sampling.params import GREEDY_BELOW, SamplingParams
+from lmhead.sampling.params import SamplingParams
 from lmhead.sampling.state import SequenceState, generator_for
 from lmhead.sampling.trace import FilterStep, Trace, step_of
 
@@ -89,6 +89,10 @@ class Sampler:
             guide=None if self.guide is None else self.guide.start(),
         )
 
+    def complete(self, ids: Sequence[int]) -> bool:
+        """Tell whether the drawn `ids` say all that the grammar asks for; true without one."""
+        return self.guide is None or self.guide.satisfied_by(ids)
+
     def process(
         self, logits: Tensor | Candidates, seqs: Sequence[SequenceState] | None = None
     ) -> Candidates:
@@ -112,7 +116,7 @@ class Sampler:
     def step(self, logits: Tensor | Candidates, seqs: Sequence[SequenceState]) -> Drawn:
         """Draw one token for each sequence from logits `[B, V]`, and record it there."""
         c = self.process(logits, seqs)
-        if self.params.temperature < GREEDY_BELOW and self.params.dynatemp_range == 0:
+        if self.params.greedy:
             columns = c.z.argmax(-1)
         else:
             columns = draw_rows(c.z, seqs)
@@ -122,7 +126,7 @@ class Sampler:
         if self.params.logprobs is not None:
             raw = self.params.logprobs_mode == "raw"
             if raw and isinstance(logits, Candidates):
-                raise BadInput("raw logprobs need all logits [batch, V], but got candidates.")
+                raise BadInput("raw logprobs need all logits [batch, V], but got candidates")
             logprobs = top_logprobs(logits if raw else c, drawn, self.params.logprobs)
         if self.params.mirostat:
             self._learn(c, columns, seqs)
@@ -169,22 +173,20 @@ class Sampler:
         if isinstance(logits, Candidates):
             return logits
         if logits.ndim != 2 or logits.shape[-1] == 0:
-            raise BadInput(f"logits have the shape {list(logits.shape)}, expected [batch, V].")
+            raise BadInput(f"logits have the shape {list(logits.shape)}; expected [batch, V]")
         if self.vocab_size is not None:
             if logits.shape[-1] < self.vocab_size:
                 raise BadInput(
-                    f"logits have {logits.shape[-1]} columns, expected at least the "
-                    f"vocabulary's {self.vocab_size}."
+                    f"logits have {logits.shape[-1]} columns; expected at least the "
+                    f"vocabulary's {self.vocab_size}"
                 )
             logits = logits[:, : self.vocab_size]
         c = Candidates.dense(logits)
         for row, best in enumerate(c.z.amax(-1).tolist()):
             if best == -torch.inf:
-                raise NothingLeft(f"no token is left for row {row}: its logits are all -inf.")
+                raise NothingLeft(f"no token is left for row {row}: its logits are all -inf")
             if not best < torch.inf:
-                raise BadInput(
-                    f"the logits of row {row} hold NaN or +inf, expected finite numbers."
-                )
+                raise BadInput(f"the logits of row {row} hold NaN or +inf; expected finite numbers")
         return c
 
     def _sequences(
@@ -193,7 +195,9 @@ class Sampler:
         if seqs is None:
             return [self.start() for _ in range(c.z.shape[0])]
         if len(seqs) != c.z.shape[0]:
-            raise BadInput(f"{len(seqs)} sequences for {c.z.shape[0]} rows of logits.")
+            raise BadInput(
+                f"{len(seqs)} sequences for {c.z.shape[0]} rows of logits; expected one for each"
+            )
         return seqs
 
     def _check_left(
@@ -207,7 +211,7 @@ class Sampler:
             if best > -torch.inf:
                 continue
             if isinstance(logits, Candidates):
-                raise NothingLeft(f"no token is left for row {row} after {failed.name}.")
+                raise NothingLeft(f"no token is left for row {row} after {failed.name}; relax it")
             raise NothingLeft(_nothing_left(row, self._steps(logits[row : row + 1], seqs[row], 1)))
 
     def _learn(self, c: Candidates, columns: Tensor, seqs: Sequence[SequenceState]) -> None:
@@ -219,4 +223,4 @@ class Sampler:
 
 def _nothing_left(row: int, steps: Sequence[FilterStep]) -> str:
     counts = ", ".join(f"{s.name} {s.left:,}" for s in steps)
-    return f"no token is left for row {row}; tokens left after each step: {counts}; relax one."
+    return f"no token is left for row {row}; tokens left after each step: {counts}; relax one"

@@ -1,0 +1,93 @@
+"""Rows of a file or of stdin: one text per line, or JSON lines whose other fields are kept."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmhead.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: the field that was asked for, and the whole object it stands in."""
+
+    where: str  # for messages: "line 3 of prompts.jsonl"
+    fields: dict[str, Any]
+
+    def text(self, *names: str) -> str:
+        """Return the first of these fields that is there; it must be a text and not empty."""
+        for name in names:
+            if name in self.fields:
+                value = self.fields[name]
+                if not isinstance(value, str) or not value:
+                    raise BadInput(
+                        f'{self.where} has the "{name}" {value!r}; expected a text that is not '
+                        "empty"
+                    )
+                return value
+        wanted = " or ".join(f'"{name}"' for name in names)
+        raise BadInput(f"{self.where} has no {wanted}; expected a JSON object with one")
+
+    def with_result(self, result: dict[str, Any], given: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the result with the row's other fields before it; refuse to lose one of them.
+
+        given: fields of the row that the result repeats as they are.
+        """
+        lost = sorted(set(self.fields) & set(result) - set(given))
+        if lost:
+            raise BadInput(
+                f'{self.where} has a field "{lost[0]}", which the result has too; rename it'
+            )
+        return {**self.fields, **result}
+
+
+def rows_of(path: Path, *fields: str) -> Iterator[Row]:
+    """Read rows one by one: JSON objects of a `.jsonl`, otherwise lines, as the first of `fields`.
+
+    stdin (`-`) holds JSON lines if its first line is a JSON object with one of the fields.
+    """
+    as_json = path.suffix in (".jsonl", ".ndjson")
+    name = "stdin" if str(path) == "-" else str(path)
+    for number, line in enumerate(_lines(path), 1):
+        where = f"line {number} of {name}"
+        if number == 1 and name == "stdin":
+            found = _object(line)
+            as_json = found is not None and any(field in found for field in fields)
+        if not as_json:
+            if not line:
+                raise BadInput(f"{where} is empty; expected one {fields[0]} per line")
+            yield Row(where, {fields[0]: line})
+            continue
+        values = _object(line)
+        if values is None:
+            raise BadInput(f"{where} is no JSON object: {line[:60]!r}")
+        yield Row(where, values)
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yield the lines as they come, without their ends; a last empty one is none."""
+    try:
+        if str(path) == "-":
+            yield from (_decoded(line) for line in sys.stdin.buffer)
+            return
+        with path.open("rb") as file:
+            yield from (_decoded(line) for line in file)
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8 ({error.reason}); convert it first") from error
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _decoded(line: bytes) -> str:
+    return line.decode("utf-8").removesuffix("\n").removesuffix("\r")

@@ -1,0 +1,135 @@
+"""`lmhead generate` as a person meets it: greedy unless asked, told at once what is wrong."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lmhead import cli
+
+PROMPT = "The capital of France is"
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command in this process: importing torch anew would take most of the time."""
+
+    def call(*arguments: str, stdin: str = "") -> Done:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        capfd.readouterr()
+        code = cli.run(["generate", *arguments])
+        return Done(code, *capfd.readouterr())
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--order", "vlm"], "--order 'vlm' is unknown; did you mean 'vllm'?"),
+        (["--order", "top_k,nonsense", "--top-k", "3"], "--order holds 'nonsense'"),
+        (["--stop", ""], "--stop holds an empty text"),
+        (["--beams", "3", "--temperature", "1"], "--beams is given together with --temperature"),
+        (["--beams", "3", "--samples", "2"], "--beams is given together with --samples"),
+        (["--top-p", "2"], "--top-p is 2.0; expected a number from 0 to 1"),
+        (["--regex", "a", "--grammar", "start: /a/"], "--regex and --grammar are given"),
+        (["--json-schema", "missing.json"], "--json-schema is 'missing.json'; there is no such"),
+        (["--json-schema", '{"type"'], """--json-schema is '{"type"', which is not JSON"""),
+        (["--grammar", "missing.lark"], "--grammar is 'missing.lark'; there is no such file"),
+        (["--regex", "a(("], "the regex cannot be used"),
+        (["--engine", "warp"], "'warp'"),
+        (["--head", "missing.safetensors"], "--head is missing.safetensors"),
+        (["--steer", "missing.safetensors"], "missing.safetensors"),
+        (["--logit-bias", "11"], "--logit-bias is '11'; expected ids and what to add"),
+        (["--samples", "0"], "--samples"),
+    ],
+)
+def test_wrong_options_are_told_before_the_model_is_loaded(
+    run: Run, arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    done = run("Hi", "-m", str(tmp_path / "no-model"), *arguments)
+    assert message in done.stderr, done.stderr
+    assert done.returncode in (1, 2)
+    assert "no-model" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_extra_is_one_line_before_the_model_is_loaded(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    done = run("Hi", "-m", "no-model", "--regex", "a+")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "--regex" in done.stderr
+    assert "pip install 'lmhead[guided]'" in done.stderr
+
+
+@pytest.mark.model
+def test_a_control_that_draws_nothing_leaves_the_choice_greedy(run: Run, smollm2: Path) -> None:
+    control = ("-n", "8", "--banned-ids", "7042", "--repetition-penalty", "1.3")
+    text = run(PROMPT, *control).stdout
+    assert run(PROMPT, *control, "--temperature", "0").stdout == text
+
+
+@pytest.mark.model
+def test_samples_that_must_be_the_same_are_told(run: Run, smollm2: Path) -> None:
+    done = run(PROMPT, "-n", "2", "--samples", "3", "--banned-ids", "7042")
+    assert done.returncode == 0
+    assert done.stderr.count("warning: --samples is 3, but nothing asks for randomness") == 1
+    assert len(set(done.stdout.splitlines())) == 1
+    done = run(PROMPT, "-n", "2", "--samples", "3", "--top-k", "9", "--seed", "1")
+    assert "warning" not in done.stderr
+
+
+@pytest.mark.model
+def test_a_grammar_that_is_cut_off_says_so(run: Run, smollm2: Path) -> None:
+    pytest.importorskip("llguidance", reason="needs the extra `guided`")
+    done = run("A list:", "--regex", "[a-z]{40}", "-n", "3", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["generations"][0]["finish_reason"] == "length"
+    assert "warning: the text ended at --max-tokens, before the grammar was comp" in done.stderr
+    done = run("A number:", "--regex", "[a-z]+", "-n", "3", "--json")
+    assert json.loads(done.stdout)["generations"][0]["finish_reason"] == "length"
+    assert "warning" not in done.stderr  # what is there already is what the grammar asks for
+
+
+@pytest.mark.model
+def test_other_fields_of_a_row_are_passed_on(run: Run, smollm2: Path, tmp_path: Path) -> None:
+    rows = [{"id": "a", "prompt": PROMPT, "tags": [1]}, {"prompt": "Water boils at", "id": "b"}]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ("-n", "2", "--batch-size", "1", "--samples", "2", "--top-k", "5", "--seed", "1")
+    lines = run("--prompts", str(file), *arguments).stdout.splitlines()
+    results = [json.loads(line) for line in lines]
+    assert [r["id"] for r in results] == ["a", "a", "b", "b"]
+    assert results[0]["tags"] == [1]
+    assert results[0]["prompt"] == PROMPT
+    piped = run("--prompts", "-", *arguments, stdin=file.read_text())
+    assert piped.stdout.splitlines() == lines
+    whole = json.loads(run("--prompts", str(file), "--json", *arguments).stdout)
+    assert whole["generations"] == results
+
+
+@pytest.mark.model
+def test_a_field_that_the_result_would_hide_is_refused(
+    run: Run, smollm2: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": PROMPT, "text": "gold"}) + "\n")
+    done = run("--prompts", str(file), "-n", "1")
+    assert done.returncode == 2
+    assert 'has a field "text", which the result has too; rename it' in done.stderr
