@@ -39,7 +39,7 @@ def print_json(result: Any) -> None:
 
 def note(message: str) -> None:
     """Say something beside the result, on stderr."""
-    err().print(Text(message, style="dim"))
+    err().print(Text(message, style="dim"), soft_wrap=True)
 
 
 @contextmanager
