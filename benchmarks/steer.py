@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from lmhead.body.blocks import Blocks
+from lmhead.body.states import States
 from lmhead.loading import Model, load
 from lmhead.steer import SteeringVector, certify
 from lmhead.steer.baselines import baselines
@@ -43,7 +44,7 @@ from lmhead.steer.frontier import PROMPT, SETTINGS, measure
 from lmhead.steer.metrics import auroc_interval
 from lmhead.steer.prompts import NEUTRAL
 from lmhead.steer.runs import Runs
-from lmhead.steer.states import States, read_states
+from lmhead.steer.states import read_states
 from lmhead.steer.train import Request, known, labels_of, train
 from lmhead.steer.tsv import Settings
 
@@ -57,7 +58,7 @@ class Bench:
         self.work.mkdir(parents=True, exist_ok=True)
         self.model: Model = load(options.model)
         self.data = [take(source) for source in options.data]
-        blocks = Blocks(self.model.body)  # type: ignore[arg-type]  # says where they are out of reach
+        blocks = Blocks(self.model.body)  # says where they are out of reach
         self.layer: int = len(blocks) // 2 if options.layer < 0 else options.layer
         about = f"{options.model} {self.model.head.sha256} {self.layer} {options.unbounded}"
         about += f" {Settings()} {SETTINGS}"

@@ -7,10 +7,10 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from lmhead.body.states import States
 from lmhead.steer import linear
 from lmhead.steer.metrics import auroc
 from lmhead.steer.select import Known, blend, candidates, choose_layer
-from lmhead.steer.states import States
 
 
 def clouds(n: int = 60, d: int = 12, gap: float = 1.5, seed: int = 0) -> tuple[Tensor, Tensor]:

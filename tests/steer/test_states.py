@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from lmhead.body.blocks import Blocks
+from lmhead.body.states import States, batches
 from lmhead.errors import BadInput
 from lmhead.loading import Model
 from lmhead.steer.data import Row
 from lmhead.steer.runs import Runs, frozen
-from lmhead.steer.states import States, batches, encode, read_states
+from lmhead.steer.states import encode, read_states
 from lmhead.steer.vector import HEAD
 
 Tiny = Callable[[str], Model]
@@ -97,7 +98,7 @@ def test_runs_give_what_a_whole_pass_gives(tiny: Tiny, layer: int | str) -> None
 def test_gradients_reach_the_vector_and_no_weight(tiny: Tiny) -> None:
     model = tiny("llama")
     model.body.model.zero_grad(set_to_none=True)  # other tests share the model
-    runs = Runs.read(model, TEXTS, 1, blocks=Blocks(model.body))  # type: ignore[arg-type]
+    runs = Runs.read(model, TEXTS, 1, blocks=Blocks(model.body))
     v = torch.zeros(24, requires_grad=True)
     with frozen(model):
         run = next(runs.chunks([0, 2, 4]))

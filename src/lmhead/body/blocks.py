@@ -4,14 +4,15 @@ Symbols: B texts, T tokens, x `[B, T, d]` what a block puts out, h `[B, T, d]` w
 Texts are padded on the right: attention looks back only, so no token ever sees the padding.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmhead.body.adding import blocks_of, check_layer
+from lmhead.body.base import Body
+from lmhead.body.left_out import left_out
 from lmhead.body.tap import tapped
 from lmhead.body.torch_body import TorchBody
 from lmhead.errors import UnsupportedModel
@@ -20,7 +21,7 @@ from lmhead.errors import UnsupportedModel
 class Blocks:
     """A body whose blocks can be looked into, changed, and left out from below."""
 
-    def __init__(self, body: TorchBody) -> None:
+    def __init__(self, body: Body) -> None:
         if not isinstance(body, TorchBody):
             raise UnsupportedModel("this engine runs its blocks as one; load the model with torch")
         self.body = body
@@ -34,15 +35,11 @@ class Blocks:
         """Run two tokens to see how many things a block returns; 0 is a bare tensor."""
         seen: list[int] = []
 
-        def look(_module: nn.Module, _args: Any, result: Any) -> None:
+        def look(result: Any) -> None:
             seen.append(len(result) if isinstance(result, tuple) else 0)
 
-        handle = self.blocks[0].register_forward_hook(look)
-        try:
-            with torch.no_grad():
-                self.body(torch.zeros(1, 2, dtype=torch.long), use_cache=False)
-        finally:
-            handle.remove()
+        with torch.no_grad(), tapped(self.blocks[0], see=look):
+            self.body(torch.zeros(1, 2, dtype=torch.long), use_cache=False)
         return seen[0]
 
     def states(self, ids: Tensor) -> list[Tensor]:
@@ -67,18 +64,6 @@ class Blocks:
         """
         check_layer(layer, self.blocks)
         result = (x, *[None] * (self._returns - 1)) if self._returns else x
-        with ExitStack() as stack:
-            for block in self.blocks[: layer + 1]:
-                stack.enter_context(_replaced(block, result))
-            ids = torch.zeros(x.shape[:2], dtype=torch.long)
-            h, _ = self.body(ids, use_cache=False)
+        with left_out(self.blocks[: layer + 1], result):
+            h, _ = self.body(torch.zeros(x.shape[:2], dtype=torch.long), use_cache=False)
         return h
-
-
-@contextmanager
-def _replaced(block: nn.Module, result: Any) -> Iterator[None]:
-    block.forward = lambda *_args, **_kwargs: result
-    try:
-        yield
-    finally:
-        del block.forward  # the class's own forward shows again

@@ -26,6 +26,7 @@ class _Wish:
 
     enter: Change | None = None
     leave: Change | None = None
+    see: Callable[[Any], None] | None = None  # is shown all that leaves it, as it was
 
 
 _Wishes = Mapping[nn.Module, tuple[_Wish, ...]]
@@ -42,6 +43,8 @@ def _enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 def _leave(module: nn.Module, _args: tuple[Any, ...], result: Any) -> Any:
     for wish in _wishes.get().get(module, ()):
+        if wish.see is not None:
+            wish.see(result)
         if wish.leave is not None:
             if isinstance(result, tuple):
                 result = (wish.leave(result[0]), *result[1:])
@@ -62,16 +65,22 @@ def install(module: nn.Module) -> None:
 
 @contextmanager
 def tapped(
-    module: nn.Module, *, enter: Change | None = None, leave: Change | None = None
+    module: nn.Module,
+    *,
+    enter: Change | None = None,
+    leave: Change | None = None,
+    see: Callable[[Any], None] | None = None,
 ) -> Iterator[None]:
     """While it lasts, and in this thread alone, change what enters and what leaves the module.
 
+    `enter` and `leave` are given the first tensor and return what goes on in its place; `see` is
+    shown everything that the module returns.
     Several wishes for one module are carried out in the order in which they were made. Never
     `yield` from a generator inside: what consumes it would see the tap as well.
     """
     install(module)
     before = _wishes.get()
-    token = _wishes.set({**before, module: (*before.get(module, ()), _Wish(enter, leave))})
+    token = _wishes.set({**before, module: (*before.get(module, ()), _Wish(enter, leave, see))})
     try:
         yield
     finally:

@@ -4,8 +4,10 @@ Every such model runs its own head at the end of `forward`; the tap takes h from
 before it is multiplied by W. That holds for any architecture, and no logits are computed.
 """
 
+import hashlib
 import inspect
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,6 +21,9 @@ from lmhead.body.tap import install, taking_input
 from lmhead.errors import UnsupportedModel
 from lmhead.head.locate import output_layer
 
+# Of a configuration, what says nothing about the model: where it lay, and who wrote it.
+_ELSEWHERE = {"_name_or_path", "transformers_version"}
+
 
 class TorchBody:
     """A causal language model up to the input of its head; several may share one model."""
@@ -29,6 +34,7 @@ class TorchBody:
         # by name, because resizing the vocabulary replaces the layer
         self._output = next(name for name, module in model.named_modules() if module is layer)
         self._takes = frozenset(inspect.signature(model.forward).parameters)
+        self._digest: tuple[object, str] | None = None
         install(layer)
 
     @property
@@ -48,10 +54,22 @@ class TorchBody:
         device: torch.device = self.model.get_input_embeddings().weight.device
         return device
 
+    @property
+    def sha256(self) -> str:
+        """What the body is, as one hexadecimal number: its configuration and all of its weights.
+
+        It is computed when first asked for, and again after a weight changed.
+        """
+        tensors = dict(self.model.state_dict())
+        key = tuple((name, t.data_ptr(), t.device, _version(t)) for name, t in tensors.items())
+        if self._digest is None or self._digest[0] != key:
+            self._digest = key, _hash(self.model.config, tensors)
+        return self._digest[1]
+
     def __call__(self, input_ids: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
         """Run `[B, T]` ids; return h `[B, T, d]` as it enters the head, and the model's output."""
         with taking_input(self.model.get_submodule(self._output)) as caught:
-            result = self.model(input_ids=input_ids, **inputs)
+            result = self.model(input_ids=input_ids.to(self.device), **inputs)
         if not caught:
             raise UnsupportedModel(
                 f"{type(self.model).__name__} did not run its output layer {self._output}; "
@@ -75,3 +93,28 @@ class TorchBody:
             h = at_head(h)
         state.advance(output, ids.shape[1])
         return h, state
+
+
+def sha256_with(sha256: str, added: Mapping[int | str, Tensor]) -> str:
+    """Name a body that adds to its states: that of the plain body, and what it adds where."""
+    digest = hashlib.sha256(sha256.encode())
+    for layer in sorted(added, key=str):
+        v = added[layer].detach().float().cpu().contiguous()
+        digest.update(f"{layer} {list(v.shape)}".encode() + v.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _version(tensor: Tensor) -> int | None:
+    """Count the changes in place, where torch does."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def _hash(config: Any, tensors: Mapping[str, Tensor]) -> str:
+    about = config.to_dict() if hasattr(config, "to_dict") else vars(config)
+    told = {name: value for name, value in about.items() if name not in _ELSEWHERE}
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        # Bytes, because numpy has no bfloat16.
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

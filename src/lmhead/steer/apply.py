@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lmhead.body import TorchBody
 from lmhead.body.adding import adding
+from lmhead.body.torch_body import sha256_with
 from lmhead.errors import BadInput, UnsupportedModel
 from lmhead.loading import Model
 from lmhead.steer.blocks import steering
@@ -30,6 +31,11 @@ class SteeredBody(TorchBody):
     def __init__(self, body: TorchBody, added: Mapping[int | str, Tensor]) -> None:
         super().__init__(body.model)
         self._body, self.added = body, added
+
+    @property
+    def sha256(self) -> str:
+        """What the body is, and what it adds, as one hexadecimal number."""
+        return sha256_with(self._body.sha256, self.added)
 
     def __call__(self, input_ids: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
         """Run `[B, T]` ids; return the steered h `[B, T, d]`, and the model's output."""

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmhead.body.states import States
 from lmhead.steer import linear
 from lmhead.steer.data import Row, Split
 from lmhead.steer.metrics import Interval, auroc, auroc_interval
 from lmhead.steer.select import Known, candidates, choose_layer
-from lmhead.steer.states import States
 
 SURFACE_SOLVES = 0.75  # from this AUROC on, the form of a text says most of what there is to say
 

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmhead.body.states import States
 from lmhead.errors import BadInput
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
 from lmhead.steer.blocks import steering
 from lmhead.steer.data import Row, closed
 from lmhead.steer.runs import Runs
-from lmhead.steer.states import States, read_states
+from lmhead.steer.states import read_states
 from lmhead.steer.tsv import score
 from lmhead.steer.vector import SteeringVector
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from lmhead.body.states import States
 from lmhead.errors import BadInput
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
@@ -17,7 +18,7 @@ from lmhead.steer.detect import score_rows
 from lmhead.steer.guard import guard
 from lmhead.steer.metrics import Interval, auroc_interval, mean_interval
 from lmhead.steer.pairs import PairRuns
-from lmhead.steer.states import States, read_states
+from lmhead.steer.states import read_states
 from lmhead.steer.strength import fitted
 from lmhead.steer.train import known
 from lmhead.steer.vector import SteeringVector

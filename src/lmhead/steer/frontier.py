@@ -120,7 +120,7 @@ def frontier(
         request = replace(request, method="tsv", settings=replace(request.settings, last=True))
         if not on_test and request.validation == 0:
             raise BadInput("the frontier is measured on validation rows; ask for some")
-    blocks = Blocks(model.body)  # type: ignore[arg-type]
+    blocks = Blocks(model.body)
     if request.layer == AUTO:
         first = replace(request, seed=seeds[0])
         layer: int | str = len(blocks) // 2

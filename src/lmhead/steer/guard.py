@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lmhead.body import TorchBody
 from lmhead.body.adding import adding
+from lmhead.body.torch_body import sha256_with
 from lmhead.errors import BadInput
 from lmhead.head import Head, LMHead
 from lmhead.loading import Model
@@ -123,6 +124,11 @@ class GuardedBody(TorchBody):
         super().__init__(body.model)
         self._body, self._added = body, added
         self._twice = set(added) != {HEAD}  # at the head, both states come from one pass
+
+    @property
+    def sha256(self) -> str:
+        """What the body is, and what it adds, as one hexadecimal number."""
+        return sha256_with(self._body.sha256, self._added)
 
     def __call__(self, input_ids: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
         """Run `[B, T]` ids; return h `[B, T, 2d]`, unsteered then steered, and the cache."""

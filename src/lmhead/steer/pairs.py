@@ -112,7 +112,7 @@ def train_steering(
             f"{data.name} holds no pairs; to steer, expected prompt, true and false (or TruthfulQA)"
         )
     train, _ = split_pairs(data.pairs, request.seed, request.test)
-    blocks = Blocks(model.body)  # type: ignore[arg-type]
+    blocks = Blocks(model.body)
     layer = len(blocks) // 2 if request.layer == AUTO else request.layer
     method = "gradient" if request.method == AUTO else request.method
     budget = request.constraints.budget or DEFAULT_BUDGET

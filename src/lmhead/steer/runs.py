@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from lmhead.body.blocks import Blocks
+from lmhead.body.states import BATCH, layer_states
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
 from lmhead.steer.data import Row
-from lmhead.steer.states import BATCH, encode, layer_states
+from lmhead.steer.states import encode
 from lmhead.steer.vector import HEAD
 
 
@@ -53,12 +54,13 @@ class Runs:
         progress: Progress = silent,
     ) -> "Runs":
         """Run the texts as far as the layer."""
-        blocks = blocks or Blocks(model.body)  # type: ignore[arg-type]
+        blocks = blocks or Blocks(model.body)
+        encoded = encode(model, rows)
         x: list[Tensor] = [torch.zeros(0)] * len(rows)
-        for batch, states in layer_states(model, blocks, rows, layer, progress=progress):
+        for batch, states in layer_states(blocks, encoded, layer, progress=progress):
             for b, i in enumerate(batch.rows.tolist()):
                 x[i] = states[b, : int(batch.last[b]) + 1].clone()
-        return cls(blocks, layer, encode(model, rows), x)
+        return cls(blocks, layer, encoded, x)
 
     def __len__(self) -> int:
         return len(self.x)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lmhead.body.states import States
 from lmhead.steer import linear
 from lmhead.steer.linear import Linear
 from lmhead.steer.metrics import auroc
-from lmhead.steer.states import States
 from lmhead.steer.vector import HEAD
 
 Method = Callable[[Tensor, Tensor, Tensor], Linear]  # x, y, every x -> direction

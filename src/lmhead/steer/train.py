@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lmhead.body.adding import check_layer
 from lmhead.body.blocks import Blocks
+from lmhead.body.states import States
 from lmhead.errors import BadInput
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
@@ -21,7 +22,7 @@ from lmhead.steer.linear import Linear
 from lmhead.steer.prompts import NEUTRAL
 from lmhead.steer.runs import Runs, frozen
 from lmhead.steer.select import METHODS, Known, blend, candidates, choose_layer
-from lmhead.steer.states import States, read_states
+from lmhead.steer.states import read_states
 from lmhead.steer.tsv import FREE, PAPER, Report, Settings, Texts
 from lmhead.steer.vector import HEAD, JOBS, Card, SteeringVector
 
@@ -94,7 +95,7 @@ def train(
     elif options:
         request = replace(request, **options)
     if request.layer != AUTO:
-        check_layer(request.layer, Blocks(model.body).blocks)  # type: ignore[arg-type]
+        check_layer(request.layer, Blocks(model.body).blocks)
     if request.job == "steer":
         from lmhead.steer.pairs import train_steering
 
@@ -189,7 +190,7 @@ def _tsv(
     progress: Progress,
     report: Report | None,
 ) -> SteeringVector:
-    blocks = Blocks(model.body)  # type: ignore[arg-type]
+    blocks = Blocks(model.body)
     layer = request.layer
     tried: dict[str, float] = {}
     with frozen(model):
