@@ -21,7 +21,7 @@ ROWS = (
     {"patch"},
     {"body"},
     {"loading"},
-    {"generation", "inspect", "next", "steer", "trim"},
+    {"generation", "inspect", "steer", "trim"},
     {"cli", "serve", "__main__"},
 )
 

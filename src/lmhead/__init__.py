@@ -24,7 +24,7 @@ _WHERE = {
     "inspect_model": "lmhead.inspect",
     "linear_cross_entropy": "lmhead.loss",
     "load": "lmhead.loading",
-    "next_tokens": "lmhead.next",
+    "next_tokens": "lmhead.generation",
     "patch_loss": "lmhead.patch",
     "stream": "lmhead.generation",
     "unpatch_loss": "lmhead.patch",
@@ -32,14 +32,13 @@ _WHERE = {
 
 if TYPE_CHECKING:
     from lmhead.errors import LMHeadError
-    from lmhead.generation import Generation, engine, generate, stream
+    from lmhead.generation import Generation, engine, generate, next_tokens, stream
     from lmhead.head import Edit, LMHead, TopK
     from lmhead.head.screened import ScreenedHead
     from lmhead.head.trimmed import TrimmedHead
     from lmhead.inspect import inspect_model
     from lmhead.loading import Model, load
     from lmhead.loss import linear_cross_entropy
-    from lmhead.next import next_tokens
     from lmhead.patch import patch_loss, unpatch_loss
     from lmhead.steer import SteeringVector
 

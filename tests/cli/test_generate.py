@@ -1,39 +1,20 @@
 """`lmhead generate` as a person meets it: greedy unless asked, told at once what is wrong."""
 
-import io
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pytest
-
-from lmhead import cli
 
 PROMPT = "The capital of France is"
 
 
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Done]
-
-
 @pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command in this process: importing torch anew would take most of the time."""
-
-    def call(*arguments: str, stdin: str = "") -> Done:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-        capfd.readouterr()
-        code = cli.run(["generate", *arguments])
-        return Done(code, *capfd.readouterr())
-
-    return call
+def run(call: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(call, "generate")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +39,7 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
     ],
 )
 def test_wrong_options_are_told_before_the_model_is_loaded(
-    run: Run, arguments: list[str], message: str, tmp_path: Path
+    run: Callable[..., Any], arguments: list[str], message: str, tmp_path: Path
 ) -> None:
     done = run("Hi", "-m", str(tmp_path / "no-model"), *arguments)
     assert message in done.stderr, done.stderr
@@ -68,7 +49,7 @@ def test_wrong_options_are_told_before_the_model_is_loaded(
 
 
 def test_a_missing_extra_is_one_line_before_the_model_is_loaded(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     done = run("Hi", "-m", "no-model", "--regex", "a+")
@@ -79,14 +60,16 @@ def test_a_missing_extra_is_one_line_before_the_model_is_loaded(
 
 
 @pytest.mark.model
-def test_a_control_that_draws_nothing_leaves_the_choice_greedy(run: Run, smollm2: Path) -> None:
+def test_a_control_that_draws_nothing_leaves_the_choice_greedy(
+    run: Callable[..., Any], smollm2: Path
+) -> None:
     control = ("-n", "8", "--banned-ids", "7042", "--repetition-penalty", "1.3")
     text = run(PROMPT, *control).stdout
     assert run(PROMPT, *control, "--temperature", "0").stdout == text
 
 
 @pytest.mark.model
-def test_samples_that_must_be_the_same_are_told(run: Run, smollm2: Path) -> None:
+def test_samples_that_must_be_the_same_are_told(run: Callable[..., Any], smollm2: Path) -> None:
     done = run(PROMPT, "-n", "2", "--samples", "3", "--banned-ids", "7042")
     assert done.returncode == 0
     assert done.stderr.count("warning: --samples is 3, but nothing asks for randomness") == 1
@@ -96,7 +79,7 @@ def test_samples_that_must_be_the_same_are_told(run: Run, smollm2: Path) -> None
 
 
 @pytest.mark.model
-def test_a_grammar_that_is_cut_off_says_so(run: Run, smollm2: Path) -> None:
+def test_a_grammar_that_is_cut_off_says_so(run: Callable[..., Any], smollm2: Path) -> None:
     pytest.importorskip("llguidance", reason="needs the extra `guided`")
     done = run("A list:", "--regex", "[a-z]{40}", "-n", "3", "--json")
     assert done.returncode == 0
@@ -108,7 +91,9 @@ def test_a_grammar_that_is_cut_off_says_so(run: Run, smollm2: Path) -> None:
 
 
 @pytest.mark.model
-def test_other_fields_of_a_row_are_passed_on(run: Run, smollm2: Path, tmp_path: Path) -> None:
+def test_other_fields_of_a_row_are_passed_on(
+    run: Callable[..., Any], smollm2: Path, tmp_path: Path
+) -> None:
     rows = [{"id": "a", "prompt": PROMPT, "tags": [1]}, {"prompt": "Water boils at", "id": "b"}]
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -126,7 +111,7 @@ def test_other_fields_of_a_row_are_passed_on(run: Run, smollm2: Path, tmp_path: 
 
 @pytest.mark.model
 def test_a_field_that_the_result_would_hide_is_refused(
-    run: Run, smollm2: Path, tmp_path: Path
+    run: Callable[..., Any], smollm2: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": PROMPT, "text": "gold"}) + "\n")

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from lmhead.body import TorchBody
 from lmhead.errors import BadCheckpoint, BadInput, UnsupportedModel
-from lmhead.generation import generate
+from lmhead.generation import generate, next_tokens
 from lmhead.head import LMHead
 from lmhead.loading import Model, load
 from lmhead.models.gpt2 import GPT2Config, GPT2LMHeadModel
-from lmhead.next import next_tokens
 
 TINY = GPT2Config(vocab_size=97, n_positions=40, n_embd=24, n_layer=3, n_head=4)
 
@@ -293,7 +292,7 @@ def test_generation_treats_it_like_any_other_model(tmp_path: Path) -> None:
         a, b = (generate(prompts, m, max_tokens=20, **options) for m in (mine, theirs))
         assert [g.ids for g in a] == [g.ids for g in b]
     assert len({len(g.ids) for g in a}) > 1  # the last ones ended at different steps
-    first, second = (next_tokens(m, "Hello").tokens for m in (mine, theirs))
+    first, second = (next_tokens("Hello", m).tokens for m in (mine, theirs))
     assert [t.id for t in first] == [t.id for t in second]
 
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from lmhead.errors import BadInput, UnsupportedModel
-from lmhead.generation import generate
+from lmhead.generation import generate, next_tokens
 from lmhead.head.screened import ScreenedHead
 from lmhead.loading import Model
-from lmhead.next import next_tokens
 from lmhead.steer import HEAD, Card, SteeringVector, SteeringWarning, certify, steer
 from lmhead.steer.apply import SteeredBody
 
@@ -126,7 +125,7 @@ def test_next_tokens_of_a_steered_model(tiny: Tiny) -> None:
     model, v = tiny("llama"), vector(HEAD)
     ids = model.encode("the cat")
     z = by_hand(model, ids, HEAD, v.added)[-1, : model.reachable]
-    told = next_tokens(steer(model, v), "the cat", top=1).tokens[0]
+    told = next_tokens("the cat", steer(model, v), top=1).tokens[0]
     assert told.id == int(z.argmax())
 
 

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lmhead.errors import BadInput
-from lmhead.generation import generate
+from lmhead.generation import generate, next_tokens
 from lmhead.head import Head, LMHead
 from lmhead.head.trimmed import TrimmedHead
 from lmhead.loading import Model
-from lmhead.next import next_tokens
 from lmhead.steer import HEAD, Guarded, SteeringVector, guard, steer
 from lmhead.steer.guard import mix
 
@@ -144,7 +143,7 @@ def test_the_budget_holds_for_the_range(tiny: Tiny, layer: int | str) -> None:
 
 def test_next_tokens_and_samples_of_a_guarded_model(tiny: Tiny) -> None:
     guarded = guard(tiny("gpt2"), vector(1), kl_cap=0.1)
-    assert len(next_tokens(guarded.model, "the cat", top=5).tokens) == 5
+    assert len(next_tokens("the cat", guarded.model, top=5).tokens) == 5
     results = generate("the", guarded.model, temperature=0.9, top_k=5, seed=1, samples=3)
     assert len(results) == 3
     assert guarded.log.max_kl <= 0.1

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lmhead.generation.loop import Event
 
 
-@with_controls
+@with_controls()
 def generate(
     prompt: Annotated[
         str | None, typer.Argument(metavar="PROMPT", help="The text, or - for stdin.")

@@ -1,19 +1,25 @@
 """`lmhead next`: what the head makes of a prompt's last position."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lmhead.cli.options import Chat, Json, Model, parse_order, read_prompt
 from lmhead.cli.sampling import with_controls
-from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from lmhead.next import NextTokens
+    from lmhead.generation import NextTokens
+    from lmhead.sampling import Trace
 
 
-@with_controls
+@with_controls(
+    without=("logprobs", "logprobs_mode"),
+    temperature="Divide the logits by this; 1 if it is not given, 0 leaves the best token alone.",
+    min_tokens="Above 0: no token may end the text here.",
+    seed="Fixes what XTC drops.",
+)
 def next_(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text, or - for stdin.")],
     model: Model = DEFAULT_MODEL,
@@ -29,56 +35,74 @@ def next_(
     *,
     controls: dict[str, Any],
 ) -> None:
-    """Show the most probable next tokens of a prompt, and the mass of the rest."""
-    if controls and not trace:
-        raise BadInput("sampling controls act on the trace only; add --trace")
+    """Show the most probable next tokens of a prompt, and the mass of the rest.
+
+    With sampling controls the table also tells what each token has after the filters; those that
+    were cut come last.
+    """
     text = read_prompt(prompt)
     from lmhead.cli import render
-    from lmhead.loading import load
-    from lmhead.next import next_tokens
+    from lmhead.generation import next_tokens
     from lmhead.sampling import SamplingParams
 
-    params = SamplingParams.from_dict(controls) if trace else None
-    loaded = load(model, progress=render.progress)
-    result = next_tokens(loaded, text, top=top, chat=chat, params=params, order=parse_order(order))
+    params = SamplingParams.from_dict(controls) if controls or trace else None
+    result = next_tokens(
+        text,
+        model,
+        top=top,
+        chat=chat,
+        params=params,
+        order=parse_order(order),
+        progress=render.progress,
+    )
+    if not trace:
+        result = replace(result, trace=None)
     if json:
         render.print_json(result.to_dict())
         return
-    _show(result)
+    _show(result, filtered=bool(controls))
+    if result.trace is not None:
+        _show_trace(result.trace)
 
 
-def _show(result: "NextTokens") -> None:
+def _show(result: "NextTokens", filtered: bool) -> None:
     from lmhead.cli import render
 
-    table = render.table("token", "id", "logit", "probability", "cumulative", "", title=None)
+    last = "after" if filtered else "cumulative"
+    table = render.table("token", "id", "logit", "probability", last, "", title=None)
     table.columns[-1].justify = "left"
     for row in result.tokens:
+        left = row.after or 0.0
         table.add_row(
             render.token(row.token),
             str(row.id),
             f"{row.logit:.3f}",
             render.percent(row.probability),
-            render.percent(row.cumulative),
-            f"[cyan]{render.bar(row.probability)}[/cyan]",
+            (render.percent(left) if left else "cut")
+            if filtered
+            else render.percent(row.cumulative),
+            f"[cyan]{render.bar(left if filtered else row.probability)}[/cyan]",
         )
     table.add_section()
-    rest = f"the other {result.rest_count:,}"
+    rest_after = result.rest_after or 0.0
     table.add_row(
-        f"[dim]{rest}[/dim]",
+        f"[dim]the other {result.rest_count:,}[/dim]",
         "",
         "",
         render.percent(result.rest),
-        render.percent(1.0),
-        f"[dim]{render.bar(result.rest)}[/dim]",
+        render.percent(rest_after if filtered else 1.0),
+        f"[dim]{render.bar(rest_after if filtered else result.rest)}[/dim]",
     )
     render.out().print(table)
-    if result.trace is None:
-        return
+
+
+def _show_trace(trace: "Trace") -> None:
+    from lmhead.cli import render
     from lmhead.sampling import SamplingParams
 
     defaults = SamplingParams().to_dict()
     funnel = render.table("filter", "settings", "tokens left", "mass cut", "moved", left=2)
-    for step in result.trace.steps:
+    for step in trace.steps:
         changed = {n: v for n, v in step.settings.items() if v != defaults.get(n)}
         settings = ", ".join(f"{name}={value}" for name, value in changed.items())
         funnel.add_row(

@@ -7,7 +7,7 @@ apart. Only what was given on the command line is passed on.
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -66,38 +66,50 @@ CONTROLS: dict[str, _Control] = {
 }
 
 
-def with_controls(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option per sampling control; it gets the given ones as `controls`."""
-    signature = inspect.signature(command)
-    own = [p for p in signature.parameters.values() if p.name != "controls"]
+def with_controls(
+    *, without: Sequence[str] = (), **helps: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one option per sampling control; it gets the given ones as `controls`.
+
+    without: controls that mean nothing to the command. helps: what it says of some in its own way.
+    """
+    names = [name for name in CONTROLS if name not in without]
     extra = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
             annotation=Annotated[
-                control.kind | None,
+                CONTROLS[name].kind | None,
                 typer.Option(
                     option(name),
-                    help=control.help,
+                    help=helps.get(name, CONTROLS[name].help),
                     rich_help_panel="Sampling",
                     show_default=False,
                 ),
             ],
         )
-        for name, control in CONTROLS.items()
+        for name in names
     ]
 
-    @functools.wraps(command)
-    def wrapper(**given: Any) -> None:
-        controls = {name: given.pop(name) for name in CONTROLS}
-        controls = {n: _parse(n, v) for n, v in controls.items() if v is not None}
-        command(**given, controls=controls)
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command)
+        own = [p for p in signature.parameters.values() if p.name != "controls"]
 
-    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    wrapper.__signature__ = signature.replace(parameters=[*keyword, *extra])  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *extra)}
-    return wrapper
+        @functools.wraps(command)
+        def wrapper(**given: Any) -> None:
+            controls = {name: given.pop(name) for name in names}
+            controls = {n: _parse(n, v) for n, v in controls.items() if v is not None}
+            command(**given, controls=controls)
+
+        keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        wrapper.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*keyword, *extra]
+        )
+        wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *extra)}
+        return wrapper
+
+    return decorate
 
 
 def _parse(name: str, value: Any) -> Any:
