@@ -50,6 +50,7 @@ def _dispatch(arguments: list[str]) -> int:
 def _explain(error: Exception, arguments: list[str]) -> int:
     from lmhead.cli.app import command
     from lmhead.cli.explain import explain
+    from lmhead.cli.plain import plain
 
     if type(error).__name__ == "NoArgsIsHelpError":  # a group without its command: its help
         error.show()  # type: ignore[attr-defined]
@@ -62,5 +63,5 @@ def _explain(error: Exception, arguments: list[str]) -> int:
         called = called.commands[word]
         path.append(word)
     line, code = explain(error, called, " ".join(path), arguments)
-    print(f"error: {line}", file=sys.stderr)  # noqa: T201
+    print(f"error: {plain(line)}", file=sys.stderr)  # noqa: T201
     return code

@@ -1,11 +1,10 @@
 """`lmhead inspect`: the head in numbers, without torch and without reading a weight."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmhead.cli.options import Json
+from lmhead.cli.options import Json, ModelOption, built_in_names, one_model
 from lmhead.models.registry import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -14,13 +13,15 @@ if TYPE_CHECKING:
 
 def inspect(
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="MODEL",
             help="A folder, a .gguf file, a built-in name, a well-known name such as gemma-7b, "
             "or a Hugging Face id.",
+            autocompletion=built_in_names,
         ),
-    ] = DEFAULT_MODEL,
+    ] = None,
+    same_model: ModelOption = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch that the logits are counted for.")] = 8,
     sequence: Annotated[int, typer.Option(min=1, help="And its length in tokens.")] = 2048,
     json: Json = False,
@@ -29,32 +30,12 @@ def inspect(
     from lmhead.cli import render
     from lmhead.inspect import inspect_model
 
-    source = _source(model)
-    report = inspect_model(source, batch=batch, sequence=sequence)
+    name = one_model(model, same_model, DEFAULT_MODEL)
+    report = inspect_model(name, batch=batch, sequence=sequence, progress=render.progress)
     if json:
-        render.print_json({**report.to_dict(), "source": model})
+        render.print_json(report.to_dict())
         return
-    _show(model, report)
-
-
-def _source(model: str) -> str:
-    """Return what to count: a path, or the name of a known configuration."""
-    from lmhead.models.fetch import folder_of, is_here
-    from lmhead.models.known import is_known
-    from lmhead.models.registry import BUILT_IN
-    from lmhead.models.resolve import local_source, resolve
-
-    if local_source(Path(model).expanduser()):
-        return model
-    if model in BUILT_IN and is_here(model):
-        return str(folder_of(model))
-    if is_known(model):
-        return model
-    if "/" in model:
-        from lmhead.cli import render
-
-        return str(resolve(model, render.progress))
-    return model  # inspect_model says which names there are
+    _show(name, report)
 
 
 def _show(model: str, report: "HeadReport") -> None:

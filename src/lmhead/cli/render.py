@@ -13,6 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
+from lmhead.cli.plain import plain, plain_json
 from lmhead.progress import Advance
 
 _BLOCKS = " ▏▎▍▌▋▊▉█"
@@ -34,12 +35,18 @@ def err() -> Console:
 
 def print_json(result: Any) -> None:
     """Print one JSON object; NaN and infinity are errors, for they are not JSON."""
-    sys.stdout.write(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
+    sys.stdout.write(plain_json(text) + "\n")
+
+
+def say(message: str) -> None:
+    """Print a line of the result, as it is: brackets in it are no markup."""
+    out().print(Text(plain(message)), soft_wrap=True)
 
 
 def note(message: str) -> None:
     """Say something beside the result, on stderr."""
-    err().print(Text(message, style="dim"), soft_wrap=True)
+    err().print(Text(plain(message), style="dim"), soft_wrap=True)
 
 
 @contextmanager
@@ -49,19 +56,20 @@ def progress(title: str, total: int | None = None) -> Iterator[Advance]:
     if not err().is_terminal:
         yield lambda _n: None
         if (took := time.monotonic() - started) > 1:
-            err().print(f"{title}: done in {took:.1f} s")
+            err().print(Text(plain(f"{title}: done in {took:.1f} s")))
         return
     from rich import progress as bars
 
-    columns: list[bars.ProgressColumn] = [bars.TextColumn("{task.description}"), bars.BarColumn()]
+    name = bars.TextColumn("{task.description}", markup=False)
+    columns: list[bars.ProgressColumn] = [name, bars.BarColumn()]
     if total is None:
-        columns = [bars.SpinnerColumn(), columns[0], bars.TimeElapsedColumn()]
+        columns = [bars.SpinnerColumn(), name, bars.TimeElapsedColumn()]
     elif total > 10_000_000:  # bytes, or as good as
         columns += [bars.DownloadColumn(), bars.TimeRemainingColumn()]
     else:
         columns += [bars.MofNCompleteColumn(), bars.TimeRemainingColumn()]
     with bars.Progress(*columns, console=err(), transient=True) as shown:
-        task = shown.add_task(title, total=total)
+        task = shown.add_task(plain(title), total=total)
         yield lambda n: shown.advance(task, n)
 
 
@@ -111,13 +119,13 @@ class Facts:
     """A list of names and values under a title."""
 
     def __init__(self, title: str) -> None:
-        self._table = Table(box=None, show_header=False, title=title, title_justify="left")
-        self._table.title_style = "bold"
+        self._table = Table(box=None, show_header=False, title_justify="left")
+        self._table.title = Text(plain(title), style="bold")
         self._table.add_column(style="dim", no_wrap=True)
         self._table.add_column()
 
     def __call__(self, name: str, value: str) -> None:
-        self._table.add_row(name, value)
+        self._table.add_row(Text(plain(name)), Text(plain(value)))
 
     def print(self) -> None:
         """Print it on stdout."""
@@ -133,7 +141,7 @@ def bar(share: float, width: int = 16) -> str:
 
 def token(text: str) -> Text:
     """Quote a token so that spaces and control characters are seen."""
-    return Text(json.dumps(text, ensure_ascii=False), style="bold")
+    return Text(plain_json(json.dumps(text, ensure_ascii=False)), style="bold")
 
 
 def percent(share: float) -> str:

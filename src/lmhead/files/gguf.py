@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
+from lmhead.files import limits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -226,6 +227,8 @@ def open_gguf(path: Path) -> GGUFFile:
         if dims > _MAX_DIMS:
             raise reader.damaged(f"the tensor {name!r} has {dims} dimensions")
         shape = reader.unpack(f"{dims}Q")[::-1]
+        if prod(max(1, size) for size in shape) > limits.ELEMENTS:
+            raise reader.damaged(f"the tensor {name!r} has the shape {shape}")
         kind, offset = reader.unpack("IQ")
         records.append((name, shape, kind, offset))
 
@@ -263,6 +266,8 @@ def _read_preamble(reader: "_Reader") -> tuple[int, int, int]:
             "write it again with a current llama.cpp"
         )
     tensor_count, key_count = reader.unpack("QQ")
+    if tensor_count > limits.TENSORS or key_count > limits.KEYS:
+        raise reader.damaged(f"it claims {tensor_count:,} tensors and {key_count:,} keys")
     return version, tensor_count, key_count
 
 

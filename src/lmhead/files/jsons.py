@@ -16,16 +16,14 @@ def read_bytes(path: Path, limit: int) -> bytes:
     Raises OSError for what the system refuses, and ValueError for the rest.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(handle)
+        raise ValueError("it is no ordinary file")
     with os.fdopen(handle, "rb") as stream:
-        about = os.fstat(stream.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise ValueError("it is no ordinary file")
         if about.st_size > limit:
             raise ValueError(f"it has {about.st_size:,} bytes, expected at most {limit:,}")
-        data = stream.read(limit + 1)
-    if len(data) > limit:
-        raise ValueError(f"it has more than {limit:,} bytes")
-    return data
+        return stream.read(about.st_size)  # memory for what is there, not for what is allowed
 
 
 def parse_object(data: bytes | str) -> dict[str, Any]:

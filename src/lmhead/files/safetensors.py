@@ -88,11 +88,12 @@ def open_safetensors(file: Path) -> SafetensorsHeader:
         raise BadCheckpoint(
             f"cannot read {file}: {error.strerror}; expected a safetensors file"
         ) from error
+    about = os.fstat(handle)
+    if not stat.S_ISREG(about.st_mode):
+        os.close(handle)
+        raise BadCheckpoint(f"{file} is no ordinary file; expected a safetensors file")
+    size = about.st_size
     with os.fdopen(handle, "rb") as stream:
-        about = os.fstat(stream.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise BadCheckpoint(f"{file} is no ordinary file; expected a safetensors file")
-        size = about.st_size
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= min(limits.SAFETENSORS_HEADER, size - 8):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmhead.errors import BadCheckpoint, BadInput, UnsupportedModel
+from lmhead.files import limits
 from lmhead.files.checkpoint import open_checkpoint, weight_files
 from lmhead.files.gguf import GGUFFile, open_gguf
 from lmhead.inspect.reach import TokenizerReach, folder_reach, gguf_reach
@@ -21,7 +22,11 @@ from lmhead.inspect.shapes import parameter_shapes
 from lmhead.inspect.stored import Stored, Weight, from_checkpoint, from_gguf
 from lmhead.models import architecture
 from lmhead.models.architecture import HeadTensors, find_head
-from lmhead.models.known import known_config
+from lmhead.models.fetch import folder_of, is_here
+from lmhead.models.known import is_known, known_config
+from lmhead.models.registry import BUILT_IN
+from lmhead.models.resolve import as_path, hub_snapshot, local_source, resolve
+from lmhead.progress import Progress, silent
 
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4}
 LOGIT_DTYPES = ("float32", "bfloat16")
@@ -94,30 +99,45 @@ class _Facts:
     warnings: tuple[str, ...] = ()
 
 
-def inspect_model(source: str | Path, *, batch: int = 8, sequence: int = 2048) -> HeadReport:
-    """Report on a Hugging Face folder, a `.gguf` file or a well-known model's name.
+def inspect_model(
+    model: str | Path, *, batch: int = 8, sequence: int = 2048, progress: Progress = silent
+) -> HeadReport:
+    """Report on MODEL: a folder, a `.gguf` file, a built-in or well-known name, or a hub id.
 
     `batch` and `sequence` say which logits `[batch, sequence, V]` the memory is stated for.
     """
-    if batch < 1 or sequence < 1:
-        raise BadInput(f"batch and sequence are {batch} and {sequence}; expected at least 1 each")
-    path = Path(source).expanduser()
-    if path.is_dir():
-        facts = _folder_facts(path)
-        reach = folder_reach(path, _rows(facts))
-    elif path.is_file():
-        if path.suffix.lower() != ".gguf":
-            raise UnsupportedModel(
-                f"{path} is a file, but not a .gguf file; expected a Hugging Face folder, "
-                "a .gguf file or a known name such as gpt2"
-            )
-        file = open_gguf(path)
+    for name, value in (("batch", batch), ("sequence", sequence)):
+        if type(value) is not int or not 1 <= value <= limits.COUNT:
+            raise BadInput(f"{name} is {value}; expected a count, at least 1")
+    where = _source(model, progress)
+    if isinstance(where, str):
+        facts = _configuration_facts(known_config(where), where)
+        reach = None
+    elif where.is_dir():
+        facts = _folder_facts(where)
+        reach = folder_reach(where, _rows(facts))
+    else:
+        file = open_gguf(where)
         facts = _gguf_facts(file)
         reach = gguf_reach(file.metadata, _rows(facts))
-    else:
-        facts = _configuration_facts(known_config(str(source)), str(source))
-        reach = None
-    return _report(str(source), facts, reach, batch, sequence)
+    return _report(str(model), facts, reach, batch, sequence)
+
+
+def _source(model: str | Path, progress: Progress) -> Path | str:
+    """Return what to count: a folder, a file, or the name of a known configuration.
+
+    A known name is counted from its configuration, unless the model itself is here already.
+    """
+    if path := local_source(as_path(model)):
+        return path
+    name = str(model)
+    if name in BUILT_IN and is_here(name):
+        return folder_of(name)
+    if is_known(name) and not ("/" in name and hub_snapshot(name)):
+        return name
+    if "/" in name:
+        return resolve(name, progress)
+    return name  # `known_config` says which names there are
 
 
 def _folder_facts(folder: Path) -> _Facts:
@@ -170,12 +190,17 @@ def _gguf_facts(file: GGUFFile) -> _Facts:
     name = str(file.metadata.get("general.architecture", "unknown"))
     stored = from_gguf(file)
     embedding = stored.weights.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
+    if embedding is None or len(embedding.shape) != 2 or 0 in embedding.shape:
         raise UnsupportedModel(
             f"{file.path} ({name}) has no matrix token_embd.weight; expected a language model "
             "(an adapter, a projector or a control vector has no head)"
         )
     own = stored.weights.get("output.weight")
+    if own is not None and (len(own.shape) != 2 or 0 in own.shape):
+        raise BadCheckpoint(
+            f"{file.path}: output.weight has the shape {list(own.shape)}, expected a matrix; "
+            "fetch it again"
+        )
     tied = own is None or (name in _GGUF_ALWAYS_TIED and own.shape == embedding.shape)
     head = HeadTensors(
         weight="output.weight" if own else "token_embd.weight",
@@ -183,8 +208,8 @@ def _gguf_facts(file: GGUFFile) -> _Facts:
         embedding="token_embd.weight",
         tied=tied,
     )
-    softcap = file.metadata.get(f"{name}.final_logit_softcapping")
-    scale = file.metadata.get(f"{name}.logit_scale")
+    softcap = _real(file, f"{name}.final_logit_softcapping")
+    scale = _real(file, f"{name}.logit_scale")
     if scale and name.startswith("granite"):  # Granite divides where others multiply
         scale = 1 / scale
     return _Facts(
@@ -198,6 +223,15 @@ def _gguf_facts(file: GGUFFile) -> _Facts:
         scale=None if scale in (None, 0, 1) else scale,
         warnings=_storage_warnings(head, stored, {}),
     )
+
+
+def _real(file: GGUFFile, key: str) -> float | None:
+    value = file.metadata.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e30:
+        raise BadCheckpoint(f"{file.path}: {key} is {value!r}, expected a number; fetch it again")
+    return value
 
 
 def _storage_warnings(

@@ -6,13 +6,15 @@ those. The other way round, a tokenizer with more ids than rows makes the model 
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lmhead.errors import BadCheckpoint
-from lmhead.files.jsons import read_json
+from lmhead.files import limits
+from lmhead.files.jsons import read_bytes, read_json
 
 _RANGES_SHOWN = 5
 _GGUF_UNUSED = 5  # the token type of rows that a converter had to invent a token for
@@ -47,42 +49,46 @@ def folder_reach(folder: Path, vocab_size: int) -> TokenizerReach | None:
 
 def gguf_reach(metadata: Mapping[str, Any], vocab_size: int) -> TokenizerReach | None:
     """Compare a GGUF file's own token list with V rows; None if it has none."""
-    texts = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(texts, Sequence) or not texts:
+    texts: Any = metadata.get("tokenizer.ggml.tokens")
+    if not _is_array(texts) or not texts or not isinstance(texts[0], str):
         return None
-    types = metadata.get("tokenizer.ggml.token_type") or ()
+    types: Any = metadata.get("tokenizer.ggml.token_type")
     tokens = dict(enumerate(texts[:]))
-    for i, kind in enumerate(types[:]):
+    for i, kind in enumerate(types[:] if _is_array(types) else ()):
         if kind == _GGUF_UNUSED:
             tokens.pop(i, None)
     return _reach(tokens, vocab_size)
 
 
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
 def _reach(tokens: Mapping[int, str], vocab_size: int) -> TokenizerReach:
-    """Compare id -> token with V rows."""
-    missing = sorted(set(range(vocab_size)) - tokens.keys())
+    """Compare id -> token with V rows; V may be anything that a file claims."""
+    used = sorted(i for i in tokens if 0 <= i < vocab_size)
     marked = [(i, text) for i, text in tokens.items() if text.startswith(("<", "["))]
     return TokenizerReach(
         ids=len(tokens),
         largest_id=max(tokens, default=-1),
-        rows_without_token=len(missing),
-        ranges_without_token=tuple(_ranges(missing))[:_RANGES_SHOWN],
-        tokens_without_row=len(tokens) - (vocab_size - len(missing)),
+        rows_without_token=vocab_size - len(used),
+        ranges_without_token=tuple(islice(_gaps(used, vocab_size), _RANGES_SHOWN)),
+        tokens_without_row=len(tokens) - len(used),
         placeholder_rows=sum(
             1 for i, text in marked if i < vocab_size and _PLACEHOLDER.fullmatch(text)
         ),
     )
 
 
-def _ranges(ids: Iterable[int]) -> list[tuple[int, int]]:
-    """Return runs of consecutive ids as (first, last)."""
-    runs: list[tuple[int, int]] = []
-    for i in ids:
-        if runs and runs[-1][1] == i - 1:
-            runs[-1] = (runs[-1][0], i)
-        else:
-            runs.append((i, i))
-    return runs
+def _gaps(used: Iterable[int], vocab_size: int) -> Iterator[tuple[int, int]]:
+    """Yield the runs of ids below V that are not in `used`, which ascends, as (first, last)."""
+    expected = 0
+    for i in used:
+        if i > expected:
+            yield expected, i - 1
+        expected = i + 1
+    if expected < vocab_size:
+        yield expected, vocab_size - 1
 
 
 def _folder_tokens(folder: Path) -> dict[int, str]:
@@ -92,37 +98,53 @@ def _folder_tokens(folder: Path) -> dict[int, str]:
     if fast.is_file():
         tokens = _fast_tokens(fast)
     elif slow.is_file():
-        tokens = _by_id(slow, read_json(slow))
+        tokens = _by_id(slow, read_json(slow).items())
     if not tokens:
         return {}
     added = folder / "added_tokens.json"
     if added.is_file():
-        tokens |= _by_id(added, read_json(added))
+        tokens |= _by_id(added, read_json(added).items())
     settings = folder / "tokenizer_config.json"
     if settings.is_file():
         decoder = read_json(settings).get("added_tokens_decoder")
         if isinstance(decoder, dict):
-            tokens |= {int(i): str(token.get("content", "")) for i, token in decoder.items()}
+            tokens |= _added(settings, decoder)
+    return tokens
+
+
+def _added(path: Path, decoder: Mapping[str, Any]) -> dict[int, str]:
+    """Return id -> token of tokenizer_config.json, which writes the ids as texts."""
+    tokens = {}
+    for i, token in decoder.items():
+        if not re.fullmatch(r"[0-9]{1,18}", i) or not isinstance(token, dict):
+            raise BadCheckpoint(f"{path} adds a token with the id {i[:40]!r}; fetch it again")
+        content = token.get("content", "")
+        tokens[int(i)] = content if isinstance(content, str) else ""
     return tokens
 
 
 def _fast_tokens(path: Path) -> dict[int, str]:
     """Read only vocabulary and added tokens: the merges are four fifths of a large file."""
-    data = path.read_bytes()
+    try:
+        data = read_bytes(path, limits.TOKENIZER_JSON)
+    except (OSError, ValueError) as error:
+        raise BadCheckpoint(f"cannot read {path}: {error}; fetch it again") from error
     vocab_at = _VOCAB.search(data)
     if vocab_at is None:
         raise BadCheckpoint(f"{path} has no vocabulary; expected a tokenizer.json; fetch it again")
     merges_at = _MERGES.search(data, vocab_at.end())
     vocab = _value_at(path, data[vocab_at.end() : merges_at.start() if merges_at else None])
     if isinstance(vocab, list):  # Unigram: the place in the list is the id
-        tokens = {i: str(entry[0]) for i, entry in enumerate(vocab)}
+        pairs = [entry[0] if isinstance(entry, list) and entry else None for entry in vocab]
+        tokens = _by_id(path, ((text, i) for i, text in enumerate(pairs)))
     else:
-        tokens = _by_id(path, vocab)
+        tokens = _by_id(path, vocab.items())
     # The tokenizers library writes them before the vocabulary, but JSON has no order.
     if added_at := _ADDED.search(data):
         before = added_at.start() < vocab_at.start()
         added = _value_at(path, data[added_at.end() : vocab_at.start() if before else None])
-        tokens |= _by_id(path, {token.get("content"): token.get("id") for token in added})
+        found = [token for token in added if isinstance(token, dict)]
+        tokens |= _by_id(path, ((token.get("content"), token.get("id")) for token in found))
     return tokens
 
 
@@ -130,12 +152,15 @@ def _value_at(path: Path, data: bytes) -> Any:
     """Parse the JSON value that `data` opens with."""
     try:
         return json.JSONDecoder().raw_decode(data.decode("utf-8"))[0]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{path} is damaged ({error}); fetch it again") from error
 
 
-def _by_id(path: Path, vocab: Mapping[str, Any]) -> dict[int, str]:
-    tokens = {i: text for text, i in vocab.items()}
-    if not set(map(type, tokens)) <= {int}:
+def _by_id(path: Path, vocab: Iterable[tuple[Any, Any]]) -> dict[int, str]:
+    """Turn (token, id) round, and check that they are that."""
+    texts, ids = zip(*vocab, strict=True) if (vocab := list(vocab)) else ((), ())
+    if not (set(map(type, ids)) <= {int} and set(map(type, texts)) <= {str}):
         raise BadCheckpoint(f"{path} gives tokens ids that are no integers; fetch it again")
-    return tokens
+    if ids and not -limits.ELEMENTS < min(ids) <= max(ids) < limits.ELEMENTS:
+        raise BadCheckpoint(f"{path} gives a token an id beyond all bounds; fetch it again")
+    return dict(zip(ids, texts, strict=True))

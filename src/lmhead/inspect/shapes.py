@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmhead.errors import UnsupportedModel
-from lmhead.models.architecture import Shape, class_name, is_tied, text_config
+from lmhead.errors import BadCheckpoint, UnsupportedModel
+from lmhead.files import limits
+from lmhead.models.architecture import Shape, class_name, is_tied, model_type, short, text_config
 
 Config = Mapping[str, Any]
 Module = tuple[Shape, int]  # the weight's shape, and the bias's length (0 for none)
@@ -32,7 +33,7 @@ class Body:
 def parameter_shapes(config: Config, where: str) -> dict[str, Shape]:
     """Return name -> shape of every parameter, a tied head's once; `where` is for errors."""
     text = text_config(config)
-    family = _FAMILIES.get(str(text.get("model_type")))
+    family = _FAMILIES.get(model_type(text))
     if family is None or text is not config:
         known = ", ".join(sorted(_FAMILIES))
         raise UnsupportedModel(
@@ -46,6 +47,9 @@ def parameter_shapes(config: Config, where: str) -> dict[str, Shape]:
             f"the configuration of {where} lacks {error}, without which a "
             f"{class_name(config)} cannot be counted; give a folder with the weights"
         ) from error
+    except (TypeError, ValueError, ArithmeticError) as error:  # a text times a list, and the like
+        raise _wrong(where, str(error)) from error
+    _check_counts(body, where)
     modules = dict(body.outside)
     for i in range(body.count):
         modules |= {f"{body.prefix}.{i}.{name}": module for name, module in body.layer.items()}
@@ -57,6 +61,22 @@ def parameter_shapes(config: Config, where: str) -> dict[str, Shape]:
         if bias:
             shapes[f"{name}.bias"] = (bias,)
     return shapes
+
+
+def _check_counts(body: Body, where: str) -> None:
+    """Refuse what no model has: layers or widths that are no counts, or beyond all bounds."""
+    if type(body.count) is not int or not 0 <= body.count <= limits.LAYERS:
+        raise _wrong(where, f"{short(body.count)} layers, expected up to {limits.LAYERS:,}")
+    for name, (shape, bias) in {**body.outside, **body.layer, "head": body.head}.items():
+        for size in (*shape, bias):
+            if type(size) is not int or not 0 <= size <= limits.WIDTH:
+                raise _wrong(where, f"{name} would have a width of {short(size)}")
+
+
+def _wrong(where: str, why: str) -> BadCheckpoint:
+    return BadCheckpoint(
+        f"the configuration of {where} gives no shapes ({why}); expected counts; fetch it again"
+    )
 
 
 def _linear(out: int, into: int, bias: bool = True) -> Module:

@@ -14,7 +14,7 @@ from typing import Any
 from lmhead.files.checkpoint import Checkpoint
 from lmhead.files.gguf import GGUFFile
 from lmhead.files.safetensors import TensorHeader
-from lmhead.models.architecture import Shape, text_config
+from lmhead.models.architecture import Shape, vocab_size
 
 _BUFFER = re.compile(r"(inv_freq|masked_bias|position_ids|rope_\w+\.weight)$")
 # What quantised checkpoints keep beside a weight: GPTQ and AWQ, bitsandbytes, compressed-tensors,
@@ -59,7 +59,7 @@ class Stored:
 def from_checkpoint(checkpoint: Checkpoint) -> Stored:
     """Count a folder's safetensors headers."""
     bits = _bits_per_weight(checkpoint.config)
-    vocab_size = text_config(checkpoint.config).get("vocab_size")
+    V = vocab_size(checkpoint.config)
     weights: dict[str, Weight] = {}
     uncounted = 0
     for name, header in checkpoint.tensors.items():
@@ -73,8 +73,8 @@ def from_checkpoint(checkpoint: Checkpoint) -> Stored:
         else:
             count = header.nbytes * 8 // bits
             shape: Shape = (count,)
-            if isinstance(vocab_size, int) and count % vocab_size == 0:
-                shape = (vocab_size, count // vocab_size)
+            if V is not None and count % V == 0:
+                shape = (V, count // V)
             plain_name = _PACKED_NAME.sub(".weight", name)
             weights[plain_name] = Weight(shape, f"packed {bits}-bit", header.nbytes, packed=True)
     return Stored(weights, sum(t.nbytes for t in checkpoint.tensors.values()), uncounted)
@@ -105,15 +105,24 @@ def _bits_per_weight(config: Mapping[str, Any]) -> int | None:
     how = config.get("quantization_config", config.get("quantization"))
     if not isinstance(how, Mapping):
         return None
-    if isinstance(bits := how.get("bits"), int):
-        return bits
+    bits: Any = how.get("bits")
+    if _is_width(bits):
+        return int(bits)
     if how.get("load_in_4bit") or how.get("quant_method") == "mxfp4":
         return 4
     if how.get("load_in_8bit"):
         return 8
     groups = how.get("config_groups")
     if isinstance(groups, Mapping):
-        widths = {(group.get("weights") or {}).get("num_bits") for group in groups.values()}
-        if len(widths) == 1 and isinstance(width := widths.pop(), int):
-            return width
+        found = [_at(_at(group, "weights"), "num_bits") for group in groups.values()]
+        if found and _is_width(found[0]) and all(width == found[0] for width in found):
+            return int(found[0])
     return None
+
+
+def _is_width(bits: Any) -> bool:
+    return type(bits) is int and 1 <= bits <= 64
+
+
+def _at(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, Mapping) else None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
+from lmhead.files import limits
 
 Shape = tuple[int, ...]
 
@@ -61,18 +62,59 @@ class HeadTensors:
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a configuration that describes the language model."""
-    for key in _NESTED:
-        if isinstance(nested := config.get(key), Mapping):
-            return text_config(nested)
-    return config
+    while True:
+        nested = (config.get(key) for key in _NESTED)
+        inner = next((part for part in nested if isinstance(part, Mapping)), None)
+        if inner is None:
+            return config
+        config = inner
+
+
+def model_type(config: Mapping[str, Any]) -> str:
+    """Return the model type, "unknown" where the configuration gives none."""
+    kind = config.get("model_type")
+    return kind if isinstance(kind, str) else "unknown"
 
 
 def class_name(config: Mapping[str, Any]) -> str:
     """Return the model's class, or its model type where the configuration names no class."""
     names = config.get("architectures")
-    if isinstance(names, list) and names:
-        return str(names[0])
-    return str(config.get("model_type", "unknown"))
+    if isinstance(names, list) and names and isinstance(names[0], str):
+        return names[0]
+    return model_type(config)
+
+
+def vocab_size(config: Mapping[str, Any]) -> int | None:
+    """Return the number of rows that the configuration gives the head, None if it does not say."""
+    V = text_config(config).get("vocab_size", config.get("vocab_size"))
+    if V is None:
+        return None
+    if type(V) is not int or not 1 <= V <= limits.VOCABULARY:
+        raise BadCheckpoint(
+            f"the configuration says vocab_size {short(V)}; expected a count from 1 to "
+            f"{limits.VOCABULARY:,}"
+        )
+    return V
+
+
+def short(value: Any) -> str:
+    """Show a value of a configuration, however long or deep it is."""
+    if isinstance(value, str):
+        return repr(value[:40])
+    if isinstance(value, bool | float) or value is None:
+        return repr(value)
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < 10**18 else "a number beyond all bounds"
+    return f"a {type(value).__name__}"
+
+
+def _number(key: str, value: Any) -> float | None:
+    """Check a number of the configuration; None where there is none, or a switch."""
+    if value is None or isinstance(value, bool):
+        return None
+    if not isinstance(value, int | float) or not abs(value) < 1e30:  # nor NaN
+        raise BadCheckpoint(f"the configuration says {key} {short(value)}; expected a number")
+    return float(value)
 
 
 def says_tied(config: Mapping[str, Any]) -> bool | None:
@@ -88,14 +130,14 @@ def is_tied(config: Mapping[str, Any]) -> bool:
     said = says_tied(config)
     if said is not None:
         return said
-    return any(part.get("model_type") in TIED_BY_DEFAULT for part in (config, text_config(config)))
+    return any(model_type(part) in TIED_BY_DEFAULT for part in (config, text_config(config)))
 
 
 def softcap(config: Mapping[str, Any]) -> float | None:
     """Return the c of `c * tanh(z / c)`, None where the logits are not capped."""
     text = text_config(config)
-    values = (text.get(key) for key in _SOFTCAPS)
-    return next((float(v) for v in values if isinstance(v, int | float) and v), None)
+    values = (_number(key, text.get(key)) for key in _SOFTCAPS)
+    return next((value for value in values if value), None)
 
 
 def scale(config: Mapping[str, Any]) -> float | None:
@@ -103,11 +145,11 @@ def scale(config: Mapping[str, Any]) -> float | None:
     text = text_config(config)
     factor = 1.0
     for key in ("logit_scale", "lm_head_multiplier"):
-        if isinstance(value := text.get(key), int | float):
+        if (value := _number(key, text.get(key))) is not None:
             factor *= value
-    if isinstance(value := text.get("logits_scaling"), int | float) and value:
+    if value := _number("logits_scaling", text.get("logits_scaling")):
         # Granite divides by it; HyperCLOVA X, with the same name, multiplies.
-        factor *= value if text.get("model_type") == "hyperclovax" else 1 / value
+        factor *= value if model_type(text) == "hyperclovax" else 1 / value
     return None if factor == 1.0 else factor
 
 
@@ -128,7 +170,7 @@ def find_head(shapes: Mapping[str, Shape], config: Mapping[str, Any], where: str
 
     `where` names the checkpoint in errors.
     """
-    V = text_config(config).get("vocab_size", config.get("vocab_size"))
+    V = vocab_size(config)
     outside = {name: shape for name, shape in shapes.items() if not _IN_A_LAYER.search(name)}
     matrices = {name: shape for name, shape in outside.items() if len(shape) == 2}
 
@@ -166,6 +208,11 @@ def find_head(shapes: Mapping[str, Shape], config: Mapping[str, Any], where: str
     if head and embedding:
         tied = is_tied(config) and matrices[head] == matrices[embedding]
     rows = matrices[stored][0]
+    if not 1 <= rows <= limits.VOCABULARY or matrices[stored][1] < 1:
+        raise BadCheckpoint(
+            f"{stored!r} of {where} has the shape {list(matrices[stored])}; expected up to "
+            f"{limits.VOCABULARY:,} rows of one number or more: fetch the model again"
+        )
     biases = (n for n, s in outside.items() if s == (rows,) and n.endswith("bias"))
     return HeadTensors(stored, next(biases, None), embedding or stored, tied)
 

@@ -17,6 +17,7 @@ from math import pi
 from typing import TYPE_CHECKING, Any
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
+from lmhead.files import limits
 from lmhead.files.gguf import GGUFArray, GGUFFile
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class _Header:
         value = default if value is None else value
         if isinstance(value, GGUFArray):
             raise self.unsupported(f"one {key} per layer")
-        if not isinstance(value, int) or value < 1:
+        if type(value) is not int or not 1 <= value <= limits.COUNT:
             raise self._wrong(key, value, "a count")
         return value
 
@@ -125,7 +126,7 @@ class _Header:
 
         value = self.get(key)
         value = default if value is None else value
-        if not isinstance(value, float | int):
+        if not isinstance(value, float | int) or not abs(value) < 1e30:  # nor NaN
             raise self._wrong(key, value, "a number")
         return float(str(np.float32(value)))  # 1e-05, not the float32's 9.999999747378752e-06
 

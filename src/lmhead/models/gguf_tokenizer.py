@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lmhead.errors import BadCheckpoint, UnsupportedModel
+from lmhead.errors import BadCheckpoint, LMHeadError, UnsupportedModel
+from lmhead.files import limits
 from lmhead.files.gguf import GGUFArray, GGUFFile
 
 if TYPE_CHECKING:
@@ -80,6 +81,20 @@ class GGUFTokenizer:
 
 def build_tokenizer(file: GGUFFile) -> GGUFTokenizer:
     """Build the tokenizer that the file's metadata describes."""
+    try:
+        return _build(file)
+    except (LMHeadError, ImportError, OSError):
+        raise
+    except BaseException as error:  # the tokenizers library panics outside of Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError | GeneratorExit):
+            raise
+        raise BadCheckpoint(
+            f"{file.path} describes a tokenizer that cannot be built "
+            f"({(str(error).splitlines() or [type(error).__name__])[0][:200]}); fetch it again"
+        ) from error
+
+
+def _build(file: GGUFFile) -> GGUFTokenizer:
     vocabulary = _Vocabulary.of(file)
     if vocabulary.kind == "gpt2":
         tokenizer, add_bos = _byte_level(vocabulary)
@@ -133,6 +148,12 @@ class _Vocabulary:
             raise BadCheckpoint(
                 f"{file.path} has {len(tokens):,} tokens but {len(types):,} token types; "
                 "fetch it again"
+            )
+        longest = max(map(len, tokens))
+        if longest > limits.TOKEN or sum(len(t) ** 2 for t in tokens) > limits.TOKEN_WORK:
+            raise BadCheckpoint(
+                f"{file.path} has a token of {longest:,} characters, or too many long ones; "
+                f"expected at most {limits.TOKEN:,}: fetch it again"
             )
         special = _special_ids(file, str(kind), len(tokens))
         vocabulary = cls(file, str(kind), tokens, types, special)

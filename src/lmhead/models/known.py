@@ -249,6 +249,66 @@ KNOWN: Mapping[str, Config] = MappingProxyType(
 
 _ALIASES = {"gemma3-270m": "gemma-3-270m", "gemma3-1b": "gemma-3-1b"}
 
+# Whose each one is on the Hugging Face hub: `owner/name`, and the names that differ there. Only ids
+# of these very models stand here; a tune of somebody else's may have other rows.
+_OWNERS = {
+    "CohereForAI": "aya-23-8b",
+    "CohereLabs": "aya-23-8b",
+    "bigscience": "bloom-560m bloom-1b1 bloom-7b1",
+    "distilbert": "distilgpt2",
+    "google": "gemma-2b gemma-7b gemma-2-2b gemma-2-9b gemma-2-27b gemma-3-270m",
+    "EleutherAI": "gpt-j-6b gpt-neo-125m gpt-neo-1.3b gpt-neo-2.7b gpt-neox-20b pythia-70m "
+    "pythia-160m pythia-410m pythia-1b pythia-1.4b pythia-2.8b pythia-6.9b pythia-12b",
+    "openai-community": "gpt2 gpt2-medium gpt2-large gpt2-xl",
+    "meta-llama": "llama-2-7b llama-2-13b llama-2-70b llama-3.1-8b llama-3.2-1b llama-3.2-3b",
+    "mistralai": "mistral-7b-v0.3",
+    "facebook": "opt-125m opt-350m opt-1.3b opt-2.7b opt-6.7b",
+    "microsoft": "phi-2 phi-4",
+    "Qwen": "qwen2.5-0.5b qwen2.5-1.5b qwen2.5-3b qwen2.5-7b qwen3-0.6b qwen3-1.7b qwen3-4b "
+    "qwen3-8b",
+    "HuggingFaceTB": "smollm2-135m smollm2-360m smollm2-1.7b smollm3-3b",
+}
+_OTHER_IDS = {
+    "google/gemma-2b-it": "gemma-2b",
+    "google/gemma-7b-it": "gemma-7b",
+    "google/gemma-2-2b-it": "gemma-2-2b",
+    "google/gemma-2-9b-it": "gemma-2-9b",
+    "google/gemma-2-27b-it": "gemma-2-27b",
+    "google/gemma-3-270m-it": "gemma-3-270m",
+    "google/gemma-3-1b-pt": "gemma-3-1b",
+    "google/gemma-3-1b-it": "gemma-3-1b",
+    "CohereForAI/c4ai-command-r-v01": "command-r",
+    "CohereLabs/c4ai-command-r-v01": "command-r",
+    "meta-llama/Llama-2-7b-hf": "llama-2-7b",
+    "meta-llama/Llama-2-7b-chat-hf": "llama-2-7b",
+    "meta-llama/Llama-2-13b-hf": "llama-2-13b",
+    "meta-llama/Llama-2-13b-chat-hf": "llama-2-13b",
+    "meta-llama/Llama-2-70b-hf": "llama-2-70b",
+    "meta-llama/Llama-2-70b-chat-hf": "llama-2-70b",
+    "meta-llama/Meta-Llama-3-8B": "llama-3-8b",
+    "meta-llama/Meta-Llama-3-8B-Instruct": "llama-3-8b",
+    "meta-llama/Meta-Llama-3-70B": "llama-3-70b",
+    "meta-llama/Meta-Llama-3-70B-Instruct": "llama-3-70b",
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "meta-llama/Llama-3.2-1B-Instruct": "llama-3.2-1b",
+    "meta-llama/Llama-3.2-3B-Instruct": "llama-3.2-3b",
+    "mistralai/Mistral-7B-v0.1": "mistral-7b",
+    "mistralai/Mistral-7B-Instruct-v0.3": "mistral-7b-v0.3",
+    "mistralai/Mistral-Nemo-Base-2407": "mistral-nemo",
+    "mistralai/Mistral-Nemo-Instruct-2407": "mistral-nemo",
+    "microsoft/phi-1_5": "phi-1.5",
+    "microsoft/Phi-3-mini-4k-instruct": "phi-3-mini",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m",
+    "HuggingFaceTB/SmolLM2-360M-Instruct": "smollm2-360m",
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": "smollm2-1.7b",
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": "tinyllama-1.1b",
+    "TinyLlama/TinyLlama_v1.1": "tinyllama-1.1b",
+}
+_IDS = {
+    **{f"{owner}/{n}".lower(): n for owner, names in _OWNERS.items() for n in names.split()},
+    **{hub_id.lower(): name for hub_id, name in _OTHER_IDS.items()},
+}
+
 
 def known_names() -> tuple[str, ...]:
     """Return the names that `known_config` takes, sorted."""
@@ -261,7 +321,10 @@ def is_known(name: str) -> bool:
 
 
 def known_config(name: str) -> Config:
-    """Return what config.json says of a well-known model; the case of the name does not matter."""
+    """Return what config.json says of a well-known model, by its name or its Hugging Face id.
+
+    The case does not matter.
+    """
     try:
         return KNOWN[_canonical(name)]
     except KeyError:
@@ -275,4 +338,4 @@ def known_config(name: str) -> Config:
 
 def _canonical(name: str) -> str:
     name = name.lower()
-    return _ALIASES.get(name, name)
+    return _IDS.get(name) or _ALIASES.get(name, name)

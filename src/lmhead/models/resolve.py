@@ -1,5 +1,7 @@
 """What MODEL means, in this order: a folder or `.gguf` file, a built-in name, a Hugging Face id."""
 
+import errno
+import os
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -17,8 +19,7 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 def resolve(model: str | Path, progress: Progress = silent) -> Path:
     """Return the local Hugging Face folder of MODEL, fetched or converted if need be."""
-    path = Path(model).expanduser()
-    if local := local_source(path):
+    if local := local_source(as_path(model)):
         return converted(local, progress) if local.is_file() else local
     name = str(model)
     if name in BUILT_IN:
@@ -26,11 +27,27 @@ def resolve(model: str | Path, progress: Progress = silent) -> Path:
     return _from_hub(name, progress)
 
 
+def as_path(model: str | Path) -> Path:
+    """Return MODEL as the path that it may be; refuse what is neither a path nor a name."""
+    if not isinstance(model, str | Path):
+        raise BadInput(
+            f"the model is a {type(model).__name__}; expected a path or a name, as text or Path"
+        )
+    try:
+        return Path(model).expanduser()
+    except RuntimeError:  # ~nobody: there is no such user
+        return Path(model)
+
+
 def local_source(path: Path) -> Path | None:
     """Return an existing folder or `.gguf` file, None if there is no such path."""
-    if path.is_dir():
-        return path
-    if path.is_file():
+    try:
+        if path.is_dir():
+            return path
+        is_file = path.is_file()
+    except OSError:  # a name that no file system takes
+        return None
+    if is_file:
         if path.suffix.lower() == ".gguf":
             return path
         raise UnsupportedModel(
@@ -66,7 +83,18 @@ def _from_hub(name: str, progress: Progress) -> Path:
         raise _hub_error(name, error) from error
 
 
+def hub_snapshot(name: str) -> bool:
+    """Tell whether the Hugging Face cache holds a model, without importing its library."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface").expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    return (hub / f"models--{name.replace('/', '--')}" / "snapshots").is_dir()
+
+
 def _hub_error(name: str, error: Exception) -> LMHeadError:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return LMHeadError(
+            f"cannot keep {name}: the disk is full; free some space, or set HF_HOME to another one"
+        )
     built_in = ", ".join(BUILT_IN)
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return ModelNotFound(
