@@ -1,6 +1,7 @@
 """Fixtures that more than one room needs: the real models, tiny ones, and the command line."""
 
 import os
+import sys
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread per worker: threads that wait for each other on busy cores take many times longer.
@@ -8,7 +9,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may depend on a hub
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -18,6 +21,7 @@ from lmhead.models.registry import BUILT_IN
 
 settings.register_profile("lmhead", deadline=None)  # the first example may have to compile
 settings.load_profile("lmhead")
+sys.path.append(str(Path(__file__).parent))  # for what several rooms import
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +48,19 @@ def gemma3() -> Path:
 def gemma3_gguf(gemma3: Path) -> Path:
     """The GGUF file that gemma3-270m was converted from."""
     return gemma3 / BUILT_IN["gemma3-270m"].gguf
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[..., Any]:
+    """Return a function that builds a tiny random causal language model of a model type."""
+    from tiny_models import build
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> Callable[..., Any]:
+    """Return a function that makes a tiny configuration of a model type."""
+    from tiny_models import config_of
+
+    return config_of

@@ -189,8 +189,8 @@ class MaxBody:
                 "the model with body='torch', or steer at the layer 'head'"
             )
         state = State() if state is None else state
-        h, output = self._pass(ids, **state.inputs(ids, _TAKES))
-        state.advance(output, ids.shape[1])
+        h, output = self._pass(**state.inputs(ids, _TAKES))
+        state.take(ids, output)
         return (changes[HEAD](h) if changes else h), state
 
     def _pass(

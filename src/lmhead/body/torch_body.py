@@ -88,11 +88,11 @@ class TorchBody:
         state = State() if state is None else state
         ids = ids.to(self.device)
         with adding_rows(self.model, rows, len(ids)) if rows else nullcontext(None) as at_head:
-            h, output = self(ids, **state.inputs(ids, self._takes))
+            h, output = self(**state.inputs(ids, self._takes))
         if at_head is not None:
             h = at_head(h)
-        state.advance(output, ids.shape[1])
-        return h, state
+        state.take(ids, output)
+        return h[:, -ids.shape[1] :], state
 
 
 def sha256_with(sha256: str, added: Mapping[int | str, Tensor]) -> str:

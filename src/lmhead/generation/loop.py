@@ -138,4 +138,4 @@ class Cache:
 
     def reorder(self, rows: Tensor) -> None:
         """Let row i go on from what row rows[i] was."""
-        self._state.reorder(rows)
+        self._state.select(rows.tolist())

@@ -12,14 +12,14 @@ What is returned is checked once more as the float32 numbers it is.
 Symbols: B sequences, T tokens, h `[B, T, d]`, z `[..., V]`; delta = z' - z.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lmhead.body import TorchBody
+from lmhead.body import Additions, State, TorchBody
 from lmhead.body.adding import adding
 from lmhead.body.torch_body import sha256_with
 from lmhead.errors import BadInput
@@ -131,49 +131,35 @@ class GuardedBody(TorchBody):
         return sha256_with(self._body.sha256, self._added)
 
     def __call__(self, input_ids: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
-        """Run `[B, T]` ids; return h `[B, T, 2d]`, unsteered then steered, and the cache."""
-        B = len(input_ids)
-        if self._twice:
-            input_ids = torch.cat([input_ids, input_ids])
-            for name, value in inputs.items():
-                if isinstance(value, Tensor) and len(value) == B:
-                    inputs[name] = torch.cat([value, value])
-        past = inputs.pop("past_key_values", None)
-        if past is not None:
-            inputs["past_key_values"] = past.past
-        with adding(self.model, self._added, slice(B, None)):
+        """Run `[B, T]` ids; return h `[B, T, 2d]`, unsteered then steered, and the output."""
+        B, n = len(input_ids), 2 if self._twice else 1
+        for name, value in inputs.items():
+            if isinstance(value, Tensor) and len(value) == B:
+                inputs[name] = value.repeat_interleave(n, dim=0)
+        return self._side_by_side(input_ids.repeat_interleave(n, dim=0), **inputs)
+
+    def run(
+        self, ids: Tensor, state: State | None = None, *, rows: Sequence[Additions] | None = None
+    ) -> tuple[Tensor, State]:
+        """Read ids `[B, T]` behind what `state` remembers; return h `[B, T, 2d]` and the memory."""
+        if rows is not None:
+            raise BadInput("rows is given for a guarded model; expected a model without a guard")
+        state = State() if state is None else state
+        if self._twice and not state.length:
+            state.repeat(2)
+        ids = ids.repeat_interleave(state.each, dim=0)
+        h, output = self._side_by_side(**state.inputs(ids, self._takes))
+        state.take(ids, output)
+        return h[:, -ids.shape[1] :], state
+
+    def _side_by_side(self, input_ids: Tensor, **inputs: Any) -> tuple[Tensor, Any]:
+        """Run the rows of a batch, each unsteered and then steered if the two differ below."""
+        with adding(self.model, self._added, slice(1, None, 2)):
             h, output = self._body(input_ids, **inputs)
-        plain, steered = (h[:B], h[B:]) if self._twice else (h, h)
+        plain, steered = (h[::2], h[1::2]) if self._twice else (h, h)
         if HEAD in self._added:
             steered = steered + self._added[HEAD].to(h.dtype)
-        cache = getattr(output, "past_key_values", None)
-        both = None if cache is None else _Halves(cache, B, self._twice)
-        return torch.cat([plain, steered], dim=-1), _Output(both)
-
-
-@dataclass(frozen=True)
-class _Output:
-    past_key_values: "_Halves | None"
-
-
-@dataclass
-class _Halves:
-    """A cache whose rows are those of the batch, and once more those of the batch steered."""
-
-    past: Any
-    rows: int
-    twice: bool
-
-    def _both(self, index: Tensor) -> Tensor:
-        both = torch.cat([index, index + self.rows]) if self.twice else index
-        self.rows = len(index)
-        return both
-
-    def batch_select_indices(self, index: Tensor) -> None:
-        self.past.batch_select_indices(self._both(index))
-
-    def reorder_cache(self, index: Tensor) -> None:
-        self.past.reorder_cache(self._both(index))
+        return torch.cat([plain, steered], dim=-1), output
 
 
 class GuardedHead(LMHead):

@@ -1,10 +1,8 @@
 """Tiny random models of any architecture, from its default configuration made small."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -151,19 +149,9 @@ def randomise(model: PreTrainedModel) -> None:
         model.get_output_embeddings().weight.mul_(10)
 
 
-@pytest.fixture(scope="session")
-def tiny_config() -> Callable[..., PretrainedConfig]:
-    return config_of
-
-
-@pytest.fixture(scope="session")
-def tiny() -> Callable[..., PreTrainedModel]:
-    """Return a function that builds a tiny random causal language model of a model type."""
-
-    def build(model_type: str, **changes: Any) -> PreTrainedModel:
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config_of(model_type, **changes)).eval()
-        randomise(model)
-        return model
-
-    return build
+def build(model_type: str, **changes: Any) -> PreTrainedModel:
+    """Build a tiny random causal language model of a model type."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_of(model_type, **changes)).eval()
+    randomise(model)
+    return model

@@ -1,0 +1,89 @@
+"""What is asked of the engine, and what it tells: requests, events, and what became of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from lmhead.errors import LMHeadError
+from lmhead.head import Head
+from lmhead.sampling import Logprobs, Sampler
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One continuation of a prompt.
+
+    `ids` are all ids that were drawn, the one that ended the text included; `text` is what they
+    say, without special tokens and without the stop string.
+    """
+
+    prompt: str
+    text: str
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    finish_reason: str  # "stop" (a stop id, a stop string, a complete grammar) or "length"
+    stopped_by: str | None = None  # the stop string, where it was one
+    logprobs: tuple[Logprobs, ...] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object; logprobs are keyed by id."""
+        result = asdict(self)
+        if self.logprobs is not None:
+            result["logprobs"] = [
+                {"id": row.id, "logprob": row.logprob, "top": row.top} for row in self.logprobs
+            ]
+        return result
+
+
+class Steering(Protocol):
+    """What is added to the states of a request, and how its logits come about."""
+
+    @property
+    def rows(self) -> tuple[Mapping[int | str, Tensor] | None, ...]:
+        """What is added to each of the n rows that the body runs for one sequence."""
+        ...
+
+    def answer(self, head: Head, h: Tensor) -> Tensor | None:
+        """Return logits `[B, V]` for the h `[B, n, d]` of B sequences that are steered alike.
+
+        None: the head answers the last of the n rows as if it were the only one.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """A sequence to continue, with all that is its own.
+
+    - `sampler`: how tokens are chosen; its parameters hold the ids that end the text.
+    - `seed` replaces that of the sampler; `index` tells apart several sequences of one seed.
+    - `stop`: texts that end the continuation; they are not part of it.
+    - `prompt`: what the result says that was continued.
+    """
+
+    ids: Sequence[int]
+    sampler: Sampler
+    max_tokens: int = 64
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    index: int = 0
+    steering: Steering | None = None
+    prompt: str = ""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What one step did to one request: a token, the text that is certain now, the result.
+
+    The text of a token may come later, with another one. With the last event of a request comes
+    its result; or, where its own settings made it impossible to go on, the error.
+    """
+
+    id: int
+    text: str = ""
+    token: int | None = None
+    logprobs: Logprobs | None = None
+    result: Generation | None = None
+    error: LMHeadError | None = None
