@@ -17,6 +17,7 @@ _WHERE = {
     "Model": "lmhead.loading",
     "ScreenedHead": "lmhead.head.screened",
     "SteeringVector": "lmhead.steer",
+    "TextScore": "lmhead.generation",
     "TopK": "lmhead.head",
     "TrimmedHead": "lmhead.head.trimmed",
     "engine": "lmhead.generation",
@@ -26,13 +27,22 @@ _WHERE = {
     "load": "lmhead.loading",
     "next_tokens": "lmhead.generation",
     "patch_loss": "lmhead.patch",
+    "score_text": "lmhead.generation",
     "stream": "lmhead.generation",
     "unpatch_loss": "lmhead.patch",
 }
 
 if TYPE_CHECKING:
     from lmhead.errors import LMHeadError
-    from lmhead.generation import Generation, engine, generate, next_tokens, stream
+    from lmhead.generation import (
+        Generation,
+        TextScore,
+        engine,
+        generate,
+        next_tokens,
+        score_text,
+        stream,
+    )
     from lmhead.head import Edit, LMHead, TopK
     from lmhead.head.screened import ScreenedHead
     from lmhead.head.trimmed import TrimmedHead
@@ -50,6 +60,7 @@ __all__ = [
     "Model",
     "ScreenedHead",
     "SteeringVector",
+    "TextScore",
     "TopK",
     "TrimmedHead",
     "engine",
@@ -59,6 +70,7 @@ __all__ = [
     "load",
     "next_tokens",
     "patch_loss",
+    "score_text",
     "stream",
     "unpatch_loss",
 ]

@@ -13,6 +13,7 @@ from lmhead.cli import (
     inspect,
     models,
     next,
+    score,
     screen,
     steer,
     steer_eval,
@@ -53,6 +54,7 @@ def _options(
 app.command("inspect")(inspect.inspect)
 app.command("next")(next.next_)
 app.command("generate")(generate.generate)
+app.command("score")(score.score)
 app.command("screen")(screen.screen)
 app.command("trim")(trim.trim)
 steer.app.command("train")(steer_train.train)

@@ -150,7 +150,7 @@ def generate(
 
 def _rows(prompt: str | None, prompts: Path | None) -> list[Row]:
     if prompts is None:
-        return [Row("the prompt", {"prompt": read_prompt(prompt or "")})]
+        return [Row("the prompt", {"prompt": read_prompt(prompt or "")}, from_json=False)]
     rows = list(rows_of(prompts, "prompt"))
     if not rows:
         raise BadInput(f"--prompts {prompts} holds no prompt; expected one per line")

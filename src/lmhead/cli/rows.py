@@ -16,6 +16,7 @@ class Row:
 
     where: str  # for messages: "line 3 of prompts.jsonl"
     fields: dict[str, Any]
+    from_json: bool
 
     def text(self, *names: str) -> str:
         """Return the first of these fields that is there; it must be a text and not empty."""
@@ -44,12 +45,17 @@ class Row:
         return {**self.fields, **result}
 
 
+def is_json_lines(path: Path) -> bool:
+    """Tell whether a file holds JSON lines by its name; stdin tells by its first line."""
+    return path.suffix in (".jsonl", ".ndjson")
+
+
 def rows_of(path: Path, *fields: str) -> Iterator[Row]:
     """Read rows one by one: JSON objects of a `.jsonl`, otherwise lines, as the first of `fields`.
 
     stdin (`-`) holds JSON lines if its first line is a JSON object with one of the fields.
     """
-    as_json = path.suffix in (".jsonl", ".ndjson")
+    as_json = is_json_lines(path)
     name = "stdin" if str(path) == "-" else str(path)
     for number, line in enumerate(_lines(path), 1):
         where = f"line {number} of {name}"
@@ -59,12 +65,12 @@ def rows_of(path: Path, *fields: str) -> Iterator[Row]:
         if not as_json:
             if not line:
                 raise BadInput(f"{where} is empty; expected one {fields[0]} per line")
-            yield Row(where, {fields[0]: line})
+            yield Row(where, {fields[0]: line}, from_json=False)
             continue
         values = _object(line)
         if values is None:
             raise BadInput(f"{where} is no JSON object: {line[:60]!r}")
-        yield Row(where, values)
+        yield Row(where, values, from_json=True)
 
 
 def _object(line: str) -> dict[str, Any] | None:

@@ -34,14 +34,20 @@ def encoded(model: Model, prompt: Prompt, *, chat: bool = False) -> tuple[str, l
         return prompt, model.encode(prompt, chat=chat)
     if chat:
         raise BadInput("chat wraps a text, but the prompt is a list of ids; expected a text")
-    ids, V = list(prompt), model.head.vocab_size
-    if min(ids) < 0 or max(ids) >= V:
-        wrong = next(i for i in ids if not 0 <= i < V)
-        raise BadInput(
-            f"the prompt holds the id {wrong:,}; {model.name} has ids from 0 to {V - 1:,}"
-        )
+    ids = check_prompt_ids(model, prompt)
     model.check_ids(ids)
     return model.decode(ids), ids
+
+
+def check_prompt_ids(model: Model, prompt: Sequence[int]) -> list[int]:
+    """Return ids that a caller gave, if they are the model's."""
+    ids, V = list(prompt), model.head.vocab_size
+    for i in ids:
+        if not 0 <= i < V:
+            raise BadInput(
+                f"the prompt holds the id {i:,}; {model.name} has ids from 0 to {V - 1:,}"
+            )
+    return ids
 
 
 def _is_ids(value: Any) -> TypeGuard[Sequence[int]]:
