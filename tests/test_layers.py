@@ -1,4 +1,4 @@
-"""Imports point one way: cli and serve above, errors below. And nothing imports torch early."""
+"""Imports point down, never up or sideways or in a circle. And nothing imports torch early."""
 
 import ast
 import re
@@ -12,51 +12,95 @@ import pytest
 import lmhead
 
 ROOT = Path(lmhead.__file__).parent
-# From the bottom up; a room may import its own row and the rows before it.
+# From the bottom up. A room imports itself and the rows before its own; nothing sideways.
 ROWS = (
     {"errors", "progress"},
     {"files"},
     {"models"},
-    {"head", "loss", "sampling"},
-    {"patch"},
+    {"loss"},
+    {"head", "sampling"},
     {"body"},
     {"loading"},
-    {"generation", "inspect", "steer", "trim"},
-    {"cli", "serve", "__main__"},
+    {"generation"},
+    {"inspect", "patch", "steer", "trim"},
+    {"cli", "serve"},
+    {"__main__"},
 )
+LONGEST = 400  # lines; a longer file is two ideas
+LONG = {"head/screening/kernels.py"}  # loops that are compiled together
+# What is still to be mended.
+KNOWN_LONG = {"cli/steer.py", "head/screened.py", "models/gguf_architectures.py"}
+KNOWN_CYCLES = {
+    ("head.dense", "head.locate", "head.pretrained"),
+    ("models.gpt2", "models.gpt2_files"),
+    ("steer.builtin", "steer.data"),
+    ("steer.pairs", "steer.train"),
+}
 
 
-def row_of(room: str) -> int:
+def name_of(path: Path) -> str:
+    """Return a file as a module: `head.dense`; a room's `__init__` is the room."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py"}
+
+
+def imports(path: Path) -> set[str]:
+    """Return the modules of lmhead that a file imports: at its top, in functions, for types."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {n if n.removeprefix("lmhead.") in MODULES else node.module for n in inner}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name.removeprefix("lmhead.") for name in found if name.startswith("lmhead.")}
+
+
+def row_of(module: str) -> int:
+    room = module.split(".")[0]
     for i, rooms in enumerate(ROWS):
         if room in rooms:
             return i
     raise AssertionError(f"{room} has no row: add it to ROWS, and to the plan")
 
 
-def imports(path: Path) -> set[str]:
-    """Return the rooms of lmhead that a file imports, at its top or inside a function."""
-    rooms = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names: list[str] = []
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module]
-            if node.module == "lmhead":
-                names = [f"lmhead.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        rooms |= {name.split(".")[1] for name in names if name.startswith("lmhead.")}
-    return rooms - {"__version__"}
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_point_down(module: str) -> None:
+    for other in imports(MODULES[module]):
+        same_room = other.split(".")[0] == module.split(".")[0]
+        assert same_room or row_of(other) < row_of(module), f"{module} imports {other}"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py"],
-    ids=lambda p: str(p.relative_to(ROOT)),
-)
-def test_imports_never_point_up(path: Path) -> None:
-    here = path.relative_to(ROOT).parts[0].removesuffix(".py")
-    for room in imports(path):
-        assert row_of(room) <= row_of(here), f"{here} imports {room}"
+def cycles(graph: dict[str, set[str]]) -> set[tuple[str, ...]]:
+    """Return the groups of modules that reach each other."""
+    reach = {name: set(others) for name, others in graph.items()}
+    for middle in graph:
+        for name in graph:
+            if middle in reach[name]:
+                reach[name] |= reach[middle]
+    return {
+        tuple(sorted(o for o in reach[name] if name in reach.get(o, ())))
+        for name in graph
+        if name in reach[name]
+    }
+
+
+def test_modules_form_no_cycle() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == {("a", "b", "c")}
+    graph = {name: imports(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
+    assert cycles(graph) <= KNOWN_CYCLES
+
+
+def test_no_file_is_too_long() -> None:
+    long = {
+        path.relative_to(ROOT).as_posix()
+        for path in MODULES.values()
+        if len(path.read_text().splitlines()) > LONGEST
+    }
+    assert long - LONG <= KNOWN_LONG
 
 
 def test_only_declared_packages_are_imported() -> None:
