@@ -18,6 +18,7 @@ help:
 	@echo "make test-all  the same, with the tests that need gemma3-270m (its terms apply)"
 	@echo "make test-bare lmhead alone, without any extra: what is missing is said in one line"
 	@echo "make bench     every benchmark, one after the other"
+	@echo "make docs      write docs/cli.md from the help of every command"
 	@echo "make format    let ruff format the code"
 	@echo "make clean     remove $(VENV), $(BARE) and the tools' caches"
 
@@ -68,6 +69,9 @@ test-all: lint
 
 test-bare: $(BARE)/.installed
 	LMHEAD_BARE=1 $(BARE)/bin/python -m pytest $(PYTEST) -m bare
+
+docs: $(VENV)/.installed
+	$(BIN)/python docs/write_cli.py
 
 bench: $(VENV)/.installed-dev
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
