@@ -3,16 +3,19 @@
 The body is everything below the head (`lmhead.body`); this file assembles and computes nothing.
 """
 
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmhead.body import Body, TorchBody
-from lmhead.errors import BadCheckpoint, BadInput, UnsupportedModel
+from lmhead.body.states import batches
+from lmhead.errors import BadCheckpoint, BadInput, LMHeadWarning, UnsupportedModel
 from lmhead.files.checkpoint import open_checkpoint
 from lmhead.head import LMHead
 from lmhead.head.pretrained import causal_config
@@ -23,13 +26,15 @@ from lmhead.progress import Progress, silent
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 @dataclass(frozen=True)
 class Model:
     """A model ready to use: its body, its head and its tokenizer."""
 
     name: str
-    folder: Path
+    folder: Path | None  # None: it was in memory already
     body: Body
     head: LMHead
     tokenizer: "PreTrainedTokenizerBase"
@@ -43,8 +48,8 @@ class Model:
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """The ids that end a text: those of the generation config, and the tokenizer's own."""
-        config = self.body.model.generation_config or self.body.config
-        given = config.eos_token_id
+        config = getattr(self.body.model, "generation_config", None) or self.body.config
+        given = getattr(config, "eos_token_id", None)
         ids = given if isinstance(given, list) else [given]
         return tuple(dict.fromkeys(i for i in (*ids, self.tokenizer.eos_token_id) if i is not None))
 
@@ -53,8 +58,13 @@ class Model:
         """Whether the tokenizer knows how to wrap a conversation."""
         return bool(self.tokenizer.chat_template)
 
-    def encode(self, prompt: str, *, chat: bool = False) -> list[int]:
-        """Turn a prompt into ids, wrapped in the chat template if asked, and check them."""
+    def encode(self, prompt: str | Sequence[int], *, chat: bool = False) -> list[int]:
+        """Turn a prompt into ids, wrapped in the chat template if asked, and check them.
+
+        A prompt may be ids already: then they are only checked.
+        """
+        if not isinstance(prompt, str):
+            return self._checked(prompt, chat)
         if not prompt:
             raise BadInput("the prompt is empty; expected some text")
         if chat:
@@ -70,11 +80,32 @@ class Model:
             ids = self.tokenizer(prompt)["input_ids"]
         return self.check_ids(ids)
 
+    def _checked(self, given: Any, chat: bool) -> list[int]:
+        """Check a prompt that is said to be ids."""
+        ids = given.tolist() if hasattr(given, "tolist") else given
+        whole = isinstance(ids, list | tuple) and all(
+            isinstance(i, int) and not isinstance(i, bool) for i in ids
+        )
+        if not whole:
+            raise BadInput(f"the prompt is {_shown(given)}; expected a text, or a list of ids")
+        if chat:
+            raise BadInput("chat wraps a text, but the prompt is a list of ids; expected a text")
+        rows = self._embedding_rows
+        if wrong := [i for i in ids if not 0 <= i < rows]:
+            raise BadInput(
+                f"the prompt holds the id {wrong[0]:,}; {self.name} has ids from 0 to {rows - 1:,}"
+            )
+        return self.check_ids(list(ids))
+
+    @property
+    def _embedding_rows(self) -> int:
+        return int(self.body.model.get_input_embeddings().weight.shape[0])
+
     def check_ids(self, ids: list[int]) -> list[int]:
         """Return `ids` if the model can read them, else say why not."""
         if not ids:
             raise BadInput("the prompt holds no token; expected text that the tokenizer knows")
-        rows = self.body.model.get_input_embeddings().weight.shape[0]
+        rows = self._embedding_rows
         if (highest := max(ids)) >= rows or min(ids) < 0:
             raise BadCheckpoint(
                 f"the tokenizer of {self.name} gives id {highest:,}, but the embedding has only "
@@ -99,11 +130,23 @@ class Model:
         )
         return str(text)
 
-    def last_hidden(self, ids: list[int]) -> Tensor:
-        """Return what enters the head at the last position, `[d]`."""
+    def last_hidden(self, prompts: str | Sequence[int] | Sequence[str | Sequence[int]]) -> Tensor:
+        """Return what enters the head at the last position.
+
+        `[d]` for one prompt, a text or ids; `[B, d]` for a list of prompts, in their order.
+        """
+        several = isinstance(prompts, list | tuple) and not all(isinstance(i, int) for i in prompts)
         with torch.no_grad():  # not inference_mode: the caller may go on with h as it likes
-            h, _ = self.body(torch.tensor([ids]), use_cache=False)
-        return h[0, -1]
+            if not several:
+                ids = self.encode(prompts)  # type: ignore[arg-type]
+                h, _ = self.body(torch.tensor([ids]), use_cache=False)
+                return h[0, -1]
+            found: dict[int, Tensor] = {}
+            encoded = [(self.encode(prompt), 1) for prompt in prompts]  # type: ignore[arg-type]
+            for batch in batches(encoded):
+                h, _ = self.body(batch.ids, use_cache=False)
+                found.update(zip(batch.rows.tolist(), batch.at_last(h), strict=True))
+        return torch.stack([found[i] for i in range(len(encoded))])
 
     def token_text(self, token_id: int) -> str:
         """Return a token as it looks within a text, its leading space included."""
@@ -121,30 +164,164 @@ class Model:
         return int(self.tokenizer("a", add_special_tokens=False)["input_ids"][-1])
 
 
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def load(
-    model: "str | Path | Model" = DEFAULT_MODEL,
+    model: "str | Path | Model | nn.Module" = DEFAULT_MODEL,
     *,
-    body: str = "torch",
+    tokenizer: "PreTrainedTokenizerBase | str | Path | None" = None,
+    device: "str | torch.device | None" = None,
+    dtype: "str | torch.dtype | None" = None,
+    body: str | None = None,
     progress: Progress = silent,
 ) -> Model:
     """Load MODEL: a folder, a `.gguf` file, a built-in name or a Hugging Face id.
 
-    `body="max"` runs a GPT-2 as a Modular MAX graph (extra `max`); everything else is torch.
+    - A model of transformers that is in memory already is taken as it is, with its `tokenizer`.
+    - `tokenizer` replaces that of the folder; it may be a folder itself.
+    - `device` (`cpu`, `cuda`, ...) and `dtype` (`float32`, `bfloat16`, `float16`) say where and in
+      what the model runs; without them on the CPU, in the dtype that it is stored in.
+    - `body="max"` runs a GPT-2 as a Modular MAX graph (extra `max`); everything else is torch.
     """
-    if body not in ("torch", "max"):
-        raise BadInput(f"body is {body!r}; expected 'torch' or 'max'")
+    if body not in (None, "torch", "max"):
+        raise BadInput(f"body is {body!r}; expected 'torch' or 'max'", names=["body"])
+    placed = {"device": device, "dtype": dtype}
     if isinstance(model, Model):
-        return model
+        return _loaded_before(model, tokenizer, body, placed)
+    if isinstance(model, nn.Module):
+        return _in_memory(model, tokenizer, body, placed)
+    if not isinstance(model, str | Path):
+        raise BadInput(
+            f"the model is a {type(model).__name__}; expected a folder, a .gguf file, a name, or "
+            "a model of transformers together with its tokenizer",
+            names=["model", "tokenizer"],
+        )
+    where, what = _device(device), _dtype(dtype)
+    if body == "max" and (where, what) != (None, None):
+        raise BadInput(
+            "device or dtype is given with body='max', which runs in float32 on the CPU; leave "
+            "them out, or leave out the body",
+            names=["device", "dtype", "body"],
+        )
     folder = resolve(model, progress)
     # pickles, truncated files and headless models are refused before transformers loads them
     open_checkpoint(folder)
-    causal_config(folder)
+    config = causal_config(folder)
     runs = _max_body(folder, progress) if body == "max" else None
     with progress(f"loading {model}", total=None):
-        runs = runs or TorchBody(_model(folder))
+        runs = runs or TorchBody(_placed(_model(folder, config, what), where))
         head = LMHead.from_model(runs.model)
-        tokenizer = _tokenizer(folder)
-    return Model(str(model), folder, runs, head, tokenizer)
+        found = _tokenizer(folder, config) if tokenizer is None else _given(tokenizer)
+    return Model(str(model), folder, runs, head, found)
+
+
+def _loaded_before(
+    model: Model, tokenizer: Any, body: str | None, placed: Mapping[str, object]
+) -> Model:
+    """Return a model that is loaded already, with another tokenizer where one is given."""
+    _refuse(placed, f"{model.name} is loaded already")
+    if body is not None and (body == "max") == isinstance(model.body, TorchBody):
+        raise BadInput(
+            f"body is {body!r}, but {model.name} is loaded already, with another body; load it by "
+            "its name or folder",
+            names=["body"],
+        )
+    return model if tokenizer is None else replace(model, tokenizer=_given(tokenizer))
+
+
+def _in_memory(
+    model: nn.Module, tokenizer: Any, body: str | None, placed: Mapping[str, object]
+) -> Model:
+    """Take a model as it is: nothing of it is moved, converted or put into another mode."""
+    kind = type(model).__name__
+    _refuse(placed, f"the {kind} is in memory already, and would change for all who use it")
+    if body == "max":
+        raise BadInput(
+            "body is 'max', but the model is in memory already; load it by its name or folder",
+            names=["body"],
+        )
+    if tokenizer is None:
+        raise BadInput(
+            f"the model is a {kind} without its tokenizer; expected both: "
+            "tokenizer=AutoTokenizer.from_pretrained(...), or its folder",
+            names=["tokenizer"],
+        )
+    if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
+        raise UnsupportedModel(
+            f"{kind} has no configuration or no embedding of transformers; expected a causal "
+            "language model, as AutoModelForCausalLM loads it"
+        )
+    if model.training:
+        told = f"the {kind} is in training mode, where dropout draws other answers every time"
+        warnings.warn(LMHeadWarning(f"{told}; call model.eval() first"), stacklevel=3)
+    name = getattr(model.config, "_name_or_path", "") or kind
+    return Model(str(name), None, TorchBody(model), LMHead.from_model(model), _given(tokenizer))
+
+
+def _refuse(placed: Mapping[str, object], why: str) -> None:
+    if names := [name for name, value in placed.items() if value is not None]:
+        raise BadInput(
+            f"{' and '.join(names)} cannot be given: {why}; move it yourself with model.to(...), "
+            "or load it by its name or folder",
+            names=names,
+        )
+
+
+def _device(device: "str | torch.device | None") -> torch.device | None:
+    """Return a device that this machine has."""
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        raise BadInput(
+            f"device is {str(device)!r}, which torch cannot use here ({_first_line(error)}); "
+            "expected cpu, cuda, mps or another that this machine has",
+            names=["device"],
+        ) from error
+    if found.type == "meta":
+        raise BadInput("device is 'meta', which holds no numbers; expected cpu", names=["device"])
+    return found
+
+
+def _dtype(dtype: "str | torch.dtype | None") -> torch.dtype | None:
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and found not in DTYPES.values():
+        raise BadInput(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}", names=["dtype"])
+    return found
+
+
+def _placed(model: "PreTrainedModel", device: torch.device | None) -> "PreTrainedModel":
+    if device is None:
+        return model
+    try:
+        return model.to(device)
+    except (RuntimeError, NotImplementedError) as error:
+        raise BadInput(
+            f"the model does not fit on {device} ({_first_line(error)}); leave out device, or "
+            "choose a smaller dtype",
+            names=["device", "dtype"],
+        ) from error
+
+
+def _given(tokenizer: "PreTrainedTokenizerBase | str | Path") -> "PreTrainedTokenizerBase":
+    from transformers import PreTrainedTokenizerBase
+
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return tokenizer
+    if isinstance(tokenizer, str | Path):
+        if not Path(tokenizer).is_dir():
+            raise BadInput(f"there is no tokenizer folder {tokenizer}", names=["tokenizer"])
+        return _tokenizer(Path(tokenizer))
+    raise BadInput(
+        f"the tokenizer is a {type(tokenizer).__name__}; expected one of transformers "
+        "(AutoTokenizer.from_pretrained(...)), or its folder",
+        names=["tokenizer"],
+    )
 
 
 def _max_body(folder: Path, progress: Progress) -> Body:
@@ -153,7 +330,7 @@ def _max_body(folder: Path, progress: Progress) -> Body:
     return MaxBody.from_pretrained(folder, progress)
 
 
-def _model(folder: Path) -> "PreTrainedModel":
+def _model(folder: Path, config: Any, dtype: torch.dtype | None) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -163,13 +340,15 @@ def _model(folder: Path) -> "PreTrainedModel":
     try:
         model, told = AutoModelForCausalLM.from_pretrained(
             folder,
+            config=config,
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            **({} if dtype is None else {"dtype": dtype}),
         )
     except (ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = _first_line(error)
         raise UnsupportedModel(
             f"transformers knows no causal language model for {folder} ({reason}); expected one "
             "that AutoModelForCausalLM loads without remote code"
@@ -185,14 +364,20 @@ def _model(folder: Path) -> "PreTrainedModel":
     return loaded
 
 
-def _tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
+def _tokenizer(folder: Path, config: Any = None) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(
+            folder, config=config, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # the tokenizers library raises bare Exception
-        reason = str(error).strip().splitlines()[0]
+        reason = _first_line(error)
         raise BadCheckpoint(
             f"{folder} has no tokenizer that transformers can load ({reason}); "
             "expected a tokenizer.json"
         ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -46,6 +46,13 @@ class Checkpoint:
 def open_checkpoint(folder: Path, *, weights: bool = True) -> Checkpoint:
     """Read a model folder's configuration and, with `weights`, all safetensors headers."""
     path = folder / "config.json"
+    if (adapter := folder / "adapter_config.json").is_file():
+        # transformers would apply it where peft is installed, and nothing else would
+        raise UnsupportedModel(
+            f"{adapter} belongs to an adapter, which would change the model wherever peft is "
+            "installed; expected a whole model: merge it with peft (`merge_and_unload()`, then "
+            "`save_pretrained(...)`), or remove the file to have the model without it"
+        )
     if not path.is_file():
         raise BadCheckpoint(
             f"{folder} has no config.json; expected a Hugging Face model folder "

@@ -53,4 +53,5 @@ def check_engine(name: str) -> None:
 def _has_screen(model: Model) -> bool:
     from lmhead.head.screening.file import FILE_NAME
 
-    return (model.folder / FILE_NAME).is_file() and find_spec("numba") is not None
+    folder = model.folder  # None for a model that was in memory already
+    return folder is not None and (folder / FILE_NAME).is_file() and find_spec("numba") is not None

@@ -19,6 +19,7 @@ from lmhead.errors import BadCheckpoint, UnsupportedModel
 from lmhead.files.checkpoint import Checkpoint, open_checkpoint
 from lmhead.head.dense import LMHead
 from lmhead.head.locate import locate
+from lmhead.models.settings import keep_own_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,7 +78,7 @@ def causal_config(folder: Path) -> Any:
             f"{folder} holds {architecture or config.model_type}, which has no head that generates "
             "text; expected a causal language model, one that AutoModelForCausalLM loads"
         )
-    return config
+    return keep_own_code(config)
 
 
 def _architecture(config: Any) -> str:
