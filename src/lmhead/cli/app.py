@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from lmhead import __version__
+from lmhead.cli import cache as cache_command
 from lmhead.cli import (
     count,
     detect,
@@ -66,6 +67,7 @@ app.command("verify")(verify.verify)
 app.command("count")(count.count)
 app.command("models")(models.models)
 app.command("pull")(models.pull)
+app.add_typer(cache_command.app)
 
 
 @cache

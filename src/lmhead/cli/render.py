@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,10 +52,11 @@ def note(message: str) -> None:
 
 @contextmanager
 def progress(title: str, total: int | None = None) -> Iterator[Advance]:
-    """Show a bar on a terminal, or one plain line where a step took more than a second."""
+    """Show a bar on a terminal, or plain lines where a step takes more than a second."""
     started = time.monotonic()
     if not err().is_terminal:
-        yield lambda _n: None
+        with _told(title, unknown=total is None):
+            yield lambda _n: None
         if (took := time.monotonic() - started) > 1:
             err().print(Text(plain(f"{title}: done in {took:.1f} s")))
         return
@@ -71,6 +73,19 @@ def progress(title: str, total: int | None = None) -> Iterator[Advance]:
     with bars.Progress(*columns, console=err(), transient=True) as shown:
         task = shown.add_task(plain(title), total=total)
         yield lambda n: shown.advance(task, n)
+
+
+@contextmanager
+def _told(title: str, unknown: bool) -> Iterator[None]:
+    """Name a step that may take for ever (a wait for another process) while it lasts."""
+    timer = threading.Timer(1.0, lambda: err().print(Text(plain(f"{title} ..."))))
+    timer.daemon = True
+    if unknown:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _Fitted(Table):

@@ -1,0 +1,76 @@
+"""What the cache holds, how much of the disk it takes, and how to give that back."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmhead.errors import LMHeadError
+from lmhead.files.cache import cache_root
+from lmhead.files.stamp import STAMP
+from lmhead.files.whole import staging_for, sweep
+
+# The folders of the cache that hold one folder for each thing that was made.
+KINDS = {
+    "models": "built-in model",
+    "gguf": "converted GGUF file",
+    "screens": "int8 copy of a head",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that was made: it is used, checked and removed as a whole."""
+
+    kind: str  # "models", "gguf" or "screens"
+    name: str
+    folder: Path
+    nbytes: int  # of all its files
+    used: float  # when it was last used, in seconds since 1970; a day's precision
+
+
+def entries() -> list[Entry]:
+    """List all that is in the cache, by kind and name."""
+    found = []
+    for kind in KINDS:
+        place = cache_root() / kind
+        if place.is_dir():
+            names = (p for p in place.iterdir() if p.is_dir() and not p.is_symlink())
+            found += [_entry(kind, folder) for folder in sorted(names)]
+    return found
+
+
+def remove(entry: Entry) -> None:
+    """Remove an entry: it is out of the way in one step, whatever happens after it."""
+    staging = cache_root() / "staging"
+    try:
+        with staging_for(staging / f"{entry.kind}-{entry.name}", folder=True) as away:
+            entry.folder.rename(away / entry.name)
+        sweep(staging)
+    except OSError as error:
+        raise LMHeadError(f"cannot remove {entry.folder}: {error.strerror}") from error
+
+
+def keep_below(nbytes: int) -> list[Entry]:
+    """Remove what was not used for longest until the cache takes at most `nbytes`; return that."""
+    kept = sorted(entries(), key=lambda entry: entry.used)
+    total = sum(entry.nbytes for entry in kept)
+    removed = []
+    for entry in kept:
+        if total <= nbytes:
+            break
+        remove(entry)
+        removed.append(entry)
+        total -= entry.nbytes
+    return removed
+
+
+def _entry(kind: str, folder: Path) -> Entry:
+    nbytes, used = 0, 0.0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # gone between the two calls
+            about = path.lstat()
+            nbytes += about.st_size
+            # A stamp is touched at a use; what has none shows when it was read.
+            read = about.st_mtime if path.name == STAMP else about.st_atime
+            used = max(used, about.st_mtime, read)
+    return Entry(kind, folder.name, folder, nbytes, used)
