@@ -25,3 +25,8 @@ class Progress(Protocol):
 def silent(title: str, total: int | None = None) -> Iterator[Advance]:
     """Show nothing: the default, for use from Python."""
     yield lambda _n: None
+
+
+def titled(progress: Progress, title: str) -> Progress:
+    """Show every step under one title, where a step's own would name what nobody has heard of."""
+    return lambda _title, total=None: progress(title, total)

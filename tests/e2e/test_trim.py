@@ -41,14 +41,16 @@ def test_a_real_model_from_corpus_to_proof(
     smollm2: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
-    few = ("--positions", 150, "--prompts", 2, "--length", 6)
+    few = ("--positions", 150, "--continuations", 2, "--max-tokens", 6)
     code, text, err = call(
         capsys, "trim", smollm2, "--corpus", corpus, "--out", out, *few, "--json"
     )
     assert code == 0, err
     report: dict[str, Any] = json.loads(text)
     assert report["proof"]["passed"]
-    assert all(check["failed"] == 0 for check in report["proof"]["checks"])
+    checks = {check["name"]: check for check in report["proof"]["checks"]}
+    del checks["unheard prompts with other greedy text"]  # an estimate, not a promise
+    assert all(check["failed"] == 0 for check in checks.values())
     rows = {price["coverage"]: price["rows"] for price in report["coverage"]["prices"]}
     assert rows[0] < 4000  # what the texts and the model's greedy choices need
     assert rows[0] <= report["kept_rows"] < 49_152 / 3
@@ -81,7 +83,7 @@ def test_without_coverage_a_real_model_says_something_else(
     smollm2: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Why coverage exists: what is read does not hold all that is said."""
-    few = ("--positions", 150, "--prompts", 8, "--length", 16)
+    few = ("--positions", 150, "--continuations", 8, "--max-tokens", 16)
     differing = {}
     for name, options in (("without", ("--no-coverage",)), ("with", ())):
         out = tmp_path / name
@@ -133,13 +135,14 @@ def test_plan_shows_a_table_and_writes_nothing(
     assert code == 0
     assert "rows" in text
     assert "parameters" in text
+    assert ", planned" in text
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_plan_tells_the_price_of_a_coverage(
     tiny: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = ("--positions", 60, "--prompts", 2, "--length", 4)
+    few = ("--positions", 60, "--continuations", 2, "--max-tokens", 4)
     code, text, err = call(capsys, "trim", tiny, "--corpus", corpus, "--plan", *few)
     assert code == 0, err
     for share in ("0.9 ", "0.99 ", "0.999 ", "0.9999 "):
@@ -175,13 +178,13 @@ def test_verify_says_yes_and_no(
     out = tmp_path / "out"
     texts = ("--corpus", tmp_path / "a.txt")
     assert call(capsys, "trim", tiny, *texts, "--no-coverage", "--out", out)[0] == 0
-    code, text, _ = call(capsys, "verify", tiny, out, *texts, "--json", "--length", 4)
+    code, text, _ = call(capsys, "verify", tiny, out, *texts, "--json", "--max-tokens", 4)
     assert code == 0
     assert json.loads(text)["passed"] is True
     weights = bytearray((out / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (out / "model.safetensors").write_bytes(weights)
-    code, text, _ = call(capsys, "verify", tiny, out, *texts, "--json", "--length", 4)
+    code, text, _ = call(capsys, "verify", tiny, out, *texts, "--json", "--max-tokens", 4)
     assert code == 1
     assert json.loads(text)["passed"] is False
 
@@ -209,7 +212,7 @@ def test_the_keep_set_form_leaves_the_model_alone(
         (("--out", "x"), "nothing says what to keep"),
         (("--script", "latn", "--out", "x"), "did you mean 'latin'"),
         (("--corpus", "nowhere.txt", "--out", "x"), "nowhere.txt"),
-        (("--ascii", "--out", "."), "--force"),
+        (("--ascii", "--out", "."), "lmhead did not write"),
         (("--ascii", "--coverage", "0.9", "--out", "x"), "give a corpus"),
     ],
 )
@@ -287,3 +290,23 @@ def test_a_folder_of_documents_with_a_picture_is_a_corpus(
     assert code == 0, err
     assert "1 file left out, not text" in err
     assert "plot.png" in err
+
+
+def test_old_names_of_options_work_with_a_note(
+    tiny: Path, tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    few = ("--positions", 60, "--prompts", 2, "--length", 4)
+    code, text, err = call(capsys, "trim", "-m", tiny, "--corpus", corpus, "-o", out, *few)
+    assert code == 0, err
+    assert ", trimmed" in text
+    assert "--prompts is now called --continuations" in err
+    assert "--length is now called --max-tokens" in err
+    assert str(tmp_path / ".out") not in err  # no names that nobody gave
+    code, text, err = call(capsys, "verify", "-m", tiny, out, "--length", 2)
+    assert code == 0, err
+    assert "--length is now called --max-tokens" in err
+    assert "not recorded" not in err
+    for command in ("trim", "verify"):
+        code, text, _ = call(capsys, command, "--help")
+        assert "--prompts" not in text.replace("--proof-prompts", "")

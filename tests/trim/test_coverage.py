@@ -9,7 +9,9 @@ from scipy.stats import binomtest
 
 from lmhead.loading import Model, load
 from lmhead.trim.coverage import (
+    AT_LEAST,
     Listening,
+    News,
     binomial_interval,
     continue_greedily,
     covering,
@@ -33,7 +35,7 @@ def listening(masses: list[float], chosen: list[int], positions: int = 10) -> Li
 
 def test_listening_is_the_softmax_of_every_position(model: Model) -> None:
     ids = list(range(300, 900))  # more than one window
-    heard = listen(model, [ids])
+    heard, _ = listen(model, [ids])
     p = []
     for at in (0, 256, 512):
         z = model.body.model(torch.tensor([ids[at : at + 256]])).logits[0, :, : model.reachable]
@@ -48,7 +50,7 @@ def test_listening_is_the_softmax_of_every_position(model: Model) -> None:
 
 def test_greedy_continuations_are_those_of_transformers(model: Model) -> None:
     prompts = [list(range(n, n + length)) for n, length in ((300, 4), (500, 8), (700, 4))]
-    heard, found = listen_to_continuations(model, prompts, 12)
+    [(heard, found)] = listen_to_continuations(model, prompts, max_tokens=12)
     for prompt, text in zip(prompts, found, strict=True):
         ids = torch.tensor([prompt])
         made = model.body.model.generate(
@@ -104,3 +106,37 @@ def test_the_estimate_counts_steps_and_texts() -> None:
     assert (found.texts, found.texts_left) == (3, 2)
     assert (found.steps, found.steps_left) == (10, 1)
     assert found.low < 2 / 3 < found.high
+
+
+def test_batches_of_texts_are_heard_as_one_by_one(model: Model) -> None:
+    rng = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 300, (40,), generator=rng).tolist()
+    texts = [torch.randint(300, 2000, (n,), generator=rng).tolist() for n in lengths]
+    together, _ = listen(model, texts)
+    alone = [listen(model, [text])[0] for text in texts]
+    mass = sum((heard.mass for heard in alone[1:]), alone[0].mass)
+    torch.testing.assert_close(together.mass, mass, rtol=1e-4, atol=1e-6)
+    assert together.positions == sum(lengths)
+    choices = sum((heard.choices for heard in alone[1:]), alone[0].choices)
+    assert int((together.choices - choices).abs().sum()) <= 4  # a tie may fall otherwise
+
+
+def test_listening_stops_when_it_is_known_how_much_is_new(model: Model) -> None:
+    texts = [[400 + i % 7, *range(500, 530)] for i in range(1000)]
+    heard, news = listen(model, texts, stop=True)  # 31,000 tokens with the same few choices
+    assert AT_LEAST <= heard.positions < 10_000
+    assert news.is_known
+    whole, _ = listen(model, texts[:200], stop=False)
+    assert whole.positions == 200 * 31
+
+
+def test_news_are_those_of_the_later_half_with_an_interval_over_texts() -> None:
+    found = News.of([(100, 90)] * 10 + [(100, 1)] * 5 + [(100, 3)] * 5)
+    assert (found.rate, found.positions) == (0.02, 1000)
+    wide = 1.96 * (10 * 10 / 9) ** 0.5 / 1000
+    assert (found.low, found.high) == pytest.approx((0.02 - wide, 0.02 + wide))
+    none = News.of([(100, 0)] * 20)
+    assert (none.rate, none.low, none.high) == (0, 0, 0.003)
+    # Ten steps of one text tell less than ten of ten.
+    assert News.of([(100, 0)] * 19 + [(100, 10)]).high > News.of([(100, 1)] * 20).high
+    assert News.of([]).high == News.of([(500, 3)]).high == 1

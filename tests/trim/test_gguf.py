@@ -15,8 +15,9 @@ from lmhead.trim.corpus import Corpus
 from lmhead.trim.gguf import closure, read_tokenizer, write_trimmed_gguf
 from lmhead.trim.idmap import TrimMap
 from lmhead.trim.keepset import Keep
+from lmhead.trim.recheck import verify_path
 from lmhead.trim.report import TrimRequest
-from lmhead.trim.run import trim_model
+from lmhead.trim.run import plan_trim, trim_model
 
 Make = Callable[[str], dict[str, Any]]
 D, LAYERS = 64, 1
@@ -121,12 +122,24 @@ def test_a_trimmed_gguf_is_proved_like_any_model(
     out = tmp_path / "small.gguf"
     request = TrimRequest(
         str(source), corpus=Corpus((corpus_file,)), coverage=0.9,
-        positions=400, prompts=8, length=6,
+        positions=400, continuations=8, max_tokens=6,
     )  # fmt: skip
-    report = trim_model(request, out, form="gguf")
+    report = trim_model(request, tmp_path / "small", form="gguf")  # the ending is added
+    assert report.out == out
     assert report.proof is not None
     assert report.proof.passed
-    assert [c.failed for c in report.proof.checks] == [0] * 7
+    assert [c.failed for c in report.proof.checks[:7]] == [0] * 7
+    assert (report.nbytes.before, report.nbytes.after) == (
+        source.stat().st_size,
+        out.stat().st_size,
+    )
+    planned = plan_trim(request, "gguf").nbytes
+    assert planned.before == source.stat().st_size
+    assert planned.after == pytest.approx(out.stat().st_size, rel=0.15)  # but for the tokenizer
+    again, recorded = verify_path(str(source), out)
+    assert recorded
+    assert again.checks[-2:] == report.proof.checks[-2:]  # the same prompts
+    assert again.passed
     assert out.stat().st_size < 0.8 * source.stat().st_size
     assert json.loads((tmp_path / "small.gguf.lmhead_trim.json").read_text())["form"] == "gguf"
 

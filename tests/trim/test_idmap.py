@@ -33,6 +33,10 @@ def test_an_id_without_a_row_has_a_token_but_no_row() -> None:
         (lambda: TrimMap.of([1, 2], 8).to_trimmed([3]), "id 3"),
         (lambda: TrimMap.of([1, 2], 8).to_original([2]), "id 2"),
         (lambda: TrimMap.from_dict({"kept": [1, 2]}), "rows"),
+        (lambda: TrimMap.from_dict({"kept": [1, 2.0], "rows": 8}), "whole numbers"),
+        (lambda: TrimMap.from_dict({"kept": [1, "2"], "rows": 8}), "whole numbers"),
+        (lambda: TrimMap.from_dict({"kept": [1, True], "rows": 8}), "whole numbers"),
+        (lambda: TrimMap.from_dict({"kept": "12", "rows": 8}), "whole numbers"),
     ],
 )
 def test_what_cannot_be_is_refused(make: object, why: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from lmhead.trim.run import plan_trim, trim_model
 from lmhead.trim.verify import REPORT, verify_trim
 
 MakeModel = Callable[..., Path]
-FEW = {"positions": 600, "prompts": 20, "length": 8}
+FEW = {"positions": 600, "continuations": 20, "max_tokens": 8}
 
 
 def request(
@@ -45,7 +46,9 @@ def test_a_trimmed_model_is_its_original_on_the_kept_ids(
     source = make_model(kind, arch, tied)
     report = trim_model(request(source, corpus_file, coverage=0.9), tmp_path / "out")
     assert report.proof is not None
-    assert {check.name: check.failed for check in report.proof.checks} == {
+    *checks, unheard = report.proof.checks
+    assert (unheard.name, unheard.passed) == ("unheard prompts with other greedy text", True)
+    assert {check.name: check.failed for check in checks} == {
         "id map": 0,
         "weights that differ": 0,
         "ids that do not agree": 0,
@@ -98,7 +101,8 @@ def test_coverage_is_what_keeps_greedy_text_the_same(
 def test_a_coverage_is_literally_that_share_of_all_probability(
     share: float, make_model: MakeModel, corpus_file: Path
 ) -> None:
-    report = plan_trim(request(make_model("byte_level", "llama", False), corpus_file, share))
+    source = make_model("byte_level", "llama", False)
+    report = plan_trim(request(source, corpus_file, share, positions=1500))
     coverage = report.coverage
     assert coverage is not None
     assert (coverage.wanted, coverage.share >= share) == (share, True)
@@ -178,7 +182,7 @@ def test_verify_finds_a_changed_weight(
     data = bytearray((out / "model.safetensors").read_bytes())
     data[-3] ^= 1
     (out / "model.safetensors").write_bytes(data)
-    proof = verify_trim(ModelFolder.open(source), out, prompts=2, length=2)
+    proof = verify_trim(ModelFolder.open(source), out)
     assert not proof.passed
     assert "weights that differ: 1" in proof.failures
 
@@ -231,8 +235,12 @@ def test_what_cannot_be_done_is_said_before_work_begins(
         TrimRequest(str(source))
     with pytest.raises(BadInput, match="give a corpus"):
         TrimRequest(str(source), Keep(ascii=True), coverage=0.9)
-    with pytest.raises(BadInput, match="takes 3"):
+    with pytest.raises(BadInput, match="takes 3") as told:
         plan_trim(TrimRequest(str(source), Keep(size=20)))
+    (fewest,) = re.findall(r"rows ([\d,]+); give at least that", str(told.value))
+    assert plan_trim(TrimRequest(str(source), Keep(size=int(fewest)))).ids.kept_rows == int(fewest)
+    with pytest.raises(BadInput, match=f"rows {fewest}; give at least"):
+        plan_trim(TrimRequest(str(source), Keep(size=int(fewest) - 1)))
     (tmp_path / "ids").write_text("1\n99999\n")
     with pytest.raises(BadInput, match="99999"):
         plan_trim(TrimRequest(str(source), Keep(ids=tmp_path / "ids")))
@@ -245,7 +253,7 @@ def test_force_replaces_and_leaves_nothing_beside(
     out.mkdir()
     (out / "old").write_text("old")
     asked = request(make_model("byte_level", "llama"), corpus_file)
-    with pytest.raises(BadInput, match="no trim wrote"):
+    with pytest.raises(BadInput, match="lmhead did not write"):
         trim_model(asked, out, force=True)
     assert (out / "old").read_text() == "old"
     (out / REPORT).write_text("{}")

@@ -29,6 +29,8 @@ Field = Annotated[str, typer.Option("--field", help="What to read in the objects
 OnErrors = Annotated[
     Errors, typer.Option("--errors", help="Text that is not UTF-8, or no JSON: fail, or skip it.")
 ]
+OldPrompts = Annotated[int | None, typer.Option("--prompts", min=1, hidden=True)]
+OldLength = Annotated[int | None, typer.Option("--length", min=1, hidden=True)]
 Ray = Annotated[
     str | None,
     typer.Option(
@@ -52,13 +54,13 @@ def count(
 ) -> None:
     """Count the tokens of a corpus on all cores, for `lmhead trim --counts`."""
     from lmhead.cli import render
+    from lmhead.files.whole import refuse_existing, written_whole
     from lmhead.models.resolve import resolve
     from lmhead.trim.counts import count as count_tokens
     from lmhead.trim.counts import count_on_ray
     from lmhead.trim.folder import ModelFolder
-    from lmhead.trim.publish import refuse_existing, staged
 
-    refuse_existing(out, force)  # before minutes of work, not after
+    refuse_existing(out, force=force, folder=False)  # before minutes of work, not after
     with open_corpus(corpus, field, errors) as texts:
         folder = ModelFolder.open(resolve(model, render.progress))
         if ray is not None:
@@ -69,7 +71,7 @@ def count(
             )
         counts = first + held
         warn_skipped(texts)
-    with staged(out, force=force) as staging:
+    with written_whole(out, force=force) as staging:
         counts.save(staging)
     distinct = int((counts.counts > 0).sum())
     if json:

@@ -2,11 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from lmhead.errors import BadInput
+
+_T = TypeVar("_T")
 
 
 def built_in_names(incomplete: str) -> list[str]:
@@ -48,6 +50,16 @@ def one_model(argument: str | None, option: str | None, default: str | None = No
     if model is None:
         raise BadInput("MODEL is missing; name it, or give it with --model")
     return model
+
+
+def renamed(old: str, given: _T | None, new: str, value: _T) -> _T:
+    """Return what an option says that goes by its `old` name for one more release."""
+    if given is None:
+        return value
+    from lmhead.cli import render
+
+    render.note(f"{old} is now called {new}; the old name goes away with the next release")
+    return given
 
 
 def parse_order(order: str) -> str | list[str]:

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmhead.cli.count import Errors, Field, OnErrors, Ray, open_corpus, warn_skipped
-from lmhead.cli.options import Json
+from lmhead.cli.count import (
+    Errors,
+    Field,
+    OldLength,
+    OldPrompts,
+    OnErrors,
+    Ray,
+    open_corpus,
+    warn_skipped,
+)
+from lmhead.cli.options import Json, ModelArgument, ModelOption, one_model, renamed
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
 
@@ -30,12 +39,7 @@ class Form(StrEnum):
 
 
 def trim(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL", help="A folder, a .gguf file, a built-in name or a hub id."
-        ),
-    ] = DEFAULT_MODEL,
+    model: ModelArgument = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Where to write the result.")
     ] = None,
@@ -90,10 +94,15 @@ def trim(
     positions: Annotated[
         int, typer.Option(min=1, help="Tokens of the corpus that the model reads at most.")
     ] = 20_000,
-    prompts: Annotated[
-        int, typer.Option(min=1, help="Prompts cut from the corpus that the model continues.")
+    continuations: Annotated[
+        int, typer.Option(min=1, help="Texts of the corpus that the model continues.")
     ] = 100,
-    length: Annotated[int, typer.Option(min=1, help="By how many tokens.")] = 64,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "-n", min=1, help="By how many tokens.")
+    ] = 64,
+    proof_prompts: Annotated[
+        int, typer.Option(min=1, help="Prompts that the proof compares greedy text on.")
+    ] = 20,
     form: Annotated[
         Form,
         typer.Option(
@@ -110,7 +119,20 @@ def trim(
         bool,
         typer.Option("--link", help="Hard-link the files of weights that stay as they are."),
     ] = False,
+    no_run: Annotated[
+        bool,
+        typer.Option("--no-run", help="Prove by comparing files alone; run no model for it."),
+    ] = False,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="A first look: listen to the model and prove on little, in seconds."
+        ),
+    ] = False,
     ray: Ray = None,
+    model_option: ModelOption = None,
+    prompts: OldPrompts = None,
+    length: OldLength = None,
     json: Json = False,
 ) -> None:
     """Cut a model's vocabulary down to what you need, prove that, and only then publish it.
@@ -120,6 +142,12 @@ def trim(
     """
     from lmhead.cli import render
 
+    model = one_model(model, model_option, DEFAULT_MODEL)
+    continuations = renamed("--prompts", prompts, "--continuations", continuations)
+    max_tokens = renamed("--length", length, "--max-tokens", max_tokens)
+    if quick:
+        positions, continuations = min(positions, 2048), min(continuations, 16)
+        max_tokens, proof_prompts = min(max_tokens, 32), min(proof_prompts, 4)
     if not plan and out is None:
         raise BadInput("there is no place to write to; give --out DIR, or --plan to only look")
     if no_coverage and coverage is not None:
@@ -129,18 +157,27 @@ def trim(
 
     from lmhead.trim import run
     from lmhead.trim.keepset import Keep
-    from lmhead.trim.publish import refuse_existing
     from lmhead.trim.report import TrimRequest
 
     if out is not None and not plan:
-        out = run.output_path(out, form.value)
         # before minutes of work, not after
-        refuse_existing(out, force, folder=form is Form.model)
+        run.refuse_output(run.output_path(out, form.value), form.value, force)
     keep = Keep(min_count, _words(script), _words(language), ascii_, ids, tokens, size)
     with open_corpus(corpus, field, errors) if corpus else nullcontext() as texts:
         request = TrimRequest(
-            model, keep, texts, tuple(counts or ()), coverage, positions, prompts, length, ray, link
-        )  # fmt: skip
+            model,
+            keep,
+            texts,
+            tuple(counts or ()),
+            coverage,
+            positions,
+            continuations,
+            max_tokens,
+            proof_prompts,
+            run=not no_run,
+            ray=ray,
+            link=link,
+        )
         if plan or out is None:
             report = run.plan_trim(request, form.value, render.progress)
         else:
@@ -164,18 +201,23 @@ def _show(report: "TrimReport") -> None:
     from lmhead.cli.verify import show_proof
 
     ids = report.ids
-    table = render.table("", "before", "after", "saved", title=f"{report.model}, trimmed")
+    done = "planned" if report.out is None else "trimmed"
+    table = render.table("", "before", "after", "saved", title=f"{report.model}, {done}")
     rows = 1 - ids.kept_rows / ids.rows
     table.add_row("rows", f"{ids.rows:,}", f"{ids.kept_rows:,}", render.percent(rows))
-    _add(table, "parameters", report.parameters, lambda n: f"{n:,.0f}")
-    _add(table, "bytes", report.nbytes, render.size)
-    _add(table, "head, one token", report.head_seconds, lambda s: f"{s * 1000:.2f} ms")
+    if report.form != "head":  # which leaves the model as it is
+        _add(table, "parameters", report.parameters, lambda n: f"{n:,.0f}")
+        _add(table, "bytes", report.nbytes, render.size)
     render.out().print(table)
 
     reasons = ", ".join(f"{name} {count:,}" for name, count in report.reasons.items())
     render.out().print(f"kept: {reasons}")
     if report.texts:
-        render.out().print(f"corpus: {report.texts:,} texts, {report.tokens:,} tokens")
+        texts, tokens = (
+            render.plural(report.texts, "text"),
+            render.plural(report.tokens, "token"),
+        )
+        render.out().print(f"corpus: {texts}, {tokens}")
     if report.coverage:
         _show_coverage(report.coverage, prices=report.out is None)
     if report.dropped_examples:
@@ -185,6 +227,8 @@ def _show(report: "TrimReport") -> None:
         )
     if report.proof:
         show_proof(report.proof)
+        if report.proof.inputs is None:
+            render.out().print("no model ran for this proof (--no-run); `lmhead verify` runs them")
     if report.out:
         render.out().print(f"written: {report.out}", markup=False)
 
@@ -196,10 +240,15 @@ def _show_coverage(coverage: "Coverage", *, prices: bool) -> None:
         f"coverage: the model's choice at {coverage.positions:,} positions, and "
         f"{render.percent(coverage.share)} of all its probability there"
     )
+    news = coverage.new_choices
+    render.out().print(
+        f"at the end of listening {render.percent(news.rate)} of its choices were new (95 %: "
+        f"{render.percent(news.low)} to {render.percent(news.high)})"
+    )
     if found := coverage.estimate:
         render.out().print(
             f"on texts held back: {found.texts_left} of {found.texts} continuations of "
-            f"{found.length} tokens would leave the keep-set (95 %: "
+            f"{found.max_tokens} tokens would leave the keep-set (95 %: "
             f"{render.percent(found.low)} to {render.percent(found.high)}), "
             f"{render.percent(found.step_rate)} of {found.steps:,} steps"
         )

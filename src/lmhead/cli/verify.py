@@ -5,48 +5,85 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmhead.cli.count import Errors, Field, OnErrors, open_corpus, warn_skipped
-from lmhead.cli.options import Json
+from lmhead.cli.count import (
+    Errors,
+    Field,
+    OldLength,
+    OldPrompts,
+    OnErrors,
+    open_corpus,
+    warn_skipped,
+)
+from lmhead.cli.options import Json, ModelOption, renamed
+from lmhead.errors import BadInput
 
 if TYPE_CHECKING:
     from lmhead.trim.verify import Proof
 
 
 def verify(
-    original: Annotated[str, typer.Argument(metavar="ORIGINAL", help="The model before.")],
-    trimmed: Annotated[Path, typer.Argument(metavar="TRIMMED", help="The trimmed folder.")],
+    original: Annotated[
+        str | None, typer.Argument(metavar="ORIGINAL", help="The model before.", show_default=False)
+    ] = None,
+    trimmed: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TRIMMED",
+            help="What a trim wrote: a folder, a .gguf file or a keep-set file.",
+            show_default=False,
+        ),
+    ] = None,
     corpus: Annotated[
         list[Path] | None, typer.Option("--corpus", help="Texts to compare; may be repeated.")
     ] = None,
     field: Field = "text",
     errors: OnErrors = Errors.fail,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts to continue greedily.")] = 20,
-    length: Annotated[int, typer.Option(min=1, help="By how many tokens.")] = 64,
+    proof_prompts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Prompts to compare greedy text on (those of the trim's proof)."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", "-n", min=1, help="By how many tokens (as in its proof)."),
+    ] = None,
+    model_option: ModelOption = None,
+    prompts: OldPrompts = None,
+    length: OldLength = None,
     json: Json = False,
 ) -> None:
     """Compare a trimmed model with its original: tokens, weights, ids, logits, greedy text.
 
-    The exit code is 1 if anything differs that should not.
+    The models run on what the trim's own proof ran on. The exit code is 1 if anything differs that
+    should not.
     """
     from lmhead.cli import render
-    from lmhead.models.resolve import resolve
-    from lmhead.trim.folder import ModelFolder
-    from lmhead.trim.verify import verify_trim
 
-    folder = ModelFolder.open(resolve(original, render.progress))
-    target = resolve(trimmed, render.progress)
+    if model_option is not None and trimmed is None:
+        original, trimmed = model_option, original
+    if original is None or trimmed is None:
+        raise BadInput("expected ORIGINAL and TRIMMED: the model before, and what a trim wrote")
+    proof_prompts = renamed("--prompts", prompts, "--proof-prompts", proof_prompts)
+    max_tokens = renamed("--length", length, "--max-tokens", max_tokens)
+    from lmhead.trim.recheck import verify_path
+
     with open_corpus(corpus or [], field, errors) as texts:
-        proof = verify_trim(
-            folder,
-            target,
+        proof, recorded = verify_path(
+            original,
+            Path(trimmed).expanduser(),
             corpus=texts if corpus else None,
-            prompts=prompts,
-            length=length,
+            proof_prompts=proof_prompts,
+            max_tokens=max_tokens,
             progress=render.progress,
         )
         warn_skipped(texts)
+    if not recorded:
+        render.note(
+            "what the trim's own proof ran on is not recorded beside it, so nothing was promised "
+            "of greedy text: where it differs because the original chose a dropped token, that is "
+            "told and does not count"
+        )
     if json:
-        render.print_json({"original": original, "trimmed": str(trimmed), **proof.to_dict()})
+        render.print_json({"original": original, "trimmed": trimmed, **proof.to_dict()})
     else:
         show_proof(proof)
     if not proof.passed:

@@ -6,9 +6,9 @@ are copied, or hard-linked where asked. Nothing from outside of the folder gets 
 """
 
 import json
+import os
 import re
 import shutil
-import struct
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -20,12 +20,11 @@ import numpy.typing as npt
 from lmhead.errors import UnsupportedModel
 from lmhead.files.checkpoint import weight_files
 from lmhead.files.jsons import read_json
-from lmhead.files.safetensors import TensorHeader
+from lmhead.files.safetensors import TensorHeader, open_safetensors, pack_header
 from lmhead.progress import Progress, silent
 from lmhead.trim.bpe import split_rule
 from lmhead.trim.folder import ModelFolder, remap_ids
 from lmhead.trim.idmap import TrimMap
-from lmhead.trim.publish import link_or_copy
 from lmhead.trim.tokenizer import TokenizerJson
 
 _IN_A_LAYER = re.compile(r"(^|\.)\d+\.")
@@ -73,12 +72,12 @@ def write_trimmed(
     *,
     link: bool = False,
 ) -> None:
-    """Write the trimmed model into the folder `target`, which is made.
+    """Write the trimmed model into the empty folder `target`, which is made if need be.
 
     With `link`, files of weights without vocabulary rows are the same files as in the original.
     """
     extras = published(model)
-    target.mkdir()
+    target.mkdir(exist_ok=True)
     _write_configs(model, ids, target)
     for path in extras:
         copy = target / path.relative_to(model.folder)
@@ -122,52 +121,37 @@ def published(model: ModelFolder) -> list[Path]:
     return extras
 
 
+def link_or_copy(source: Path, target: Path, *, link: bool = False) -> None:
+    """Give `target` the content of `source`: a copy of its own, or with `link` the same file."""
+    source = source.resolve()  # a Hugging Face cache holds links
+    if link:
+        try:
+            os.link(source, target)
+        except OSError:  # another disk, or one without hard links
+            pass
+        else:
+            return
+    shutil.copyfile(source, target)
+
+
 def _write_shard(source: Path, target: Path, ids: TrimMap, cut: set[str]) -> Iterator[int]:
     """Write one safetensors file anew, yielding how many bytes were read."""
-    entries, _ = _entries(source)
-    metadata = entries.pop("__metadata__", None)
-    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
-    order = sorted(entries, key=lambda name: entries[name]["data_offsets"])
-    end = 0
-    for name in order:
-        entry = dict(entries[name])
-        first, last = entry["data_offsets"]
-        nbytes = last - first
-        if name in cut:
-            rows, *rest = entry["shape"]
-            entry["shape"] = [ids.kept_rows, *rest]
-            nbytes = nbytes // rows * ids.kept_rows
-        entry["data_offsets"] = [end, end + nbytes]
-        header[name] = entry
-        end += nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-
-    offsets = data_offsets(source)
+    header = open_safetensors(source)
+    tensors = sorted(header.tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes))
+    new = {
+        t.name: (t.dtype, (ids.kept_rows, *t.shape[1:]), t.nbytes // t.shape[0] * ids.kept_rows)
+        if t.name in cut
+        else (t.dtype, t.shape, t.nbytes)
+        for t in tensors
+    }
     with source.open("rb") as stream, target.open("wb") as out:
-        out.write(struct.pack("<Q", len(text)) + text)
-        for name in order:
-            offset, nbytes = offsets[name]
-            kept = ids.row_ids if name in cut else None
-            rows = entries[name]["shape"][0] if name in cut else 1
-            for piece in row_pieces(stream, offset, nbytes, rows, kept):
+        out.write(pack_header(new, header.metadata))
+        for tensor in tensors:
+            kept = ids.row_ids if tensor.name in cut else None
+            rows = tensor.shape[0] if tensor.name in cut else 1
+            for piece in row_pieces(stream, tensor.offset, tensor.nbytes, rows, kept):
                 out.write(piece.data)
-            yield nbytes
-
-
-def _entries(file: Path) -> tuple[dict[str, Any], int]:
-    """Return a safetensors header and where the data starts."""
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        return json.loads(stream.read(length)), 8 + length
-
-
-def data_offsets(file: Path) -> dict[str, tuple[int, int]]:
-    """Return where in a safetensors file the data of each tensor is, and how many bytes."""
-    entries, start = _entries(file)
-    entries.pop("__metadata__", None)
-    places = {name: entry["data_offsets"] for name, entry in entries.items()}
-    return {name: (start + first, last - first) for name, (first, last) in places.items()}
+            yield tensor.nbytes
 
 
 def row_pieces(

@@ -63,6 +63,23 @@ class Corpus:
         """All files, those of folders in the order of their names; hidden ones are left out."""
         return [file for file, _ in self._found()]
 
+    def text_files(self) -> list[Path]:
+        """Return the files that hold text; those of folders that do not are put in `left_out`."""
+        self.left_out.clear()
+        files: list[Path] = []
+        for file, in_folder in self._found():
+            if in_folder:
+                try:
+                    with _open(file) as stream:
+                        start = stream.read(_START)
+                except (OSError, EOFError, zlib.error):
+                    start = b""  # whoever reads it will say why it cannot be read
+                if not is_text(start):
+                    self.left_out.append(str(file))
+                    continue
+            files.append(file)
+        return files
+
     def _found(self) -> list[tuple[Path, bool]]:
         """Return all files, and whether each was found in a folder rather than named."""
         found: list[tuple[Path, bool]] = []

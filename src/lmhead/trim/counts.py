@@ -21,6 +21,7 @@ import numpy.typing as npt
 from lmhead.errors import BadInput, LMHeadError, MissingExtra, how_to_install
 from lmhead.progress import Progress, silent
 from lmhead.trim.corpus import Corpus, Text, batches
+from lmhead.trim.sample import Sampled, Sampler
 from lmhead.trim.tokenizer import TokenizerJson
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 _KIND = "lmhead token counts"
 _IDS, _LINE = 2**24, 2**16  # ids and characters of a line: more than any vocabulary has
 _LOT = 2**24  # bytes of files that one job of a cluster counts
+SAMPLE = 4096  # texts that the model may be run on, and as many of those held back
 HELD_BACK = 10  # one text in ten is held back, where something is to be estimated
 
 
@@ -119,22 +121,33 @@ def fingerprint(tokenizer: TokenizerJson) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def encode(tokenizers: "Sequence[Tokenizer]", batch: list[Text]) -> list[list[int]]:
-    """Encode a batch of texts on all cores, special tokens included.
+@dataclass(frozen=True)
+class Survey:
+    """What one reading of a corpus gives: counts and samples, of texts held back and of others."""
 
-    With several tokenizers (readings of one vocabulary), each text's ids are those of all readings.
-    """
+    counts: Counts
+    held: Counts
+    sample: Sampled
+    held_sample: Sampled
+
+    def __add__(self, other: "Survey") -> "Survey":
+        return Survey(
+            self.counts + other.counts,
+            self.held + other.held,
+            self.sample + other.sample,
+            self.held_sample + other.held_sample,
+        )
+
+
+def encode(tokenizers: "Sequence[Tokenizer]", batch: list[Text]) -> list[list[list[int]]]:
+    """Encode a batch of texts on all cores, special tokens included: a list for each tokenizer."""
     texts = [text.text for text in batch]
-    ids = [encoding.ids for encoding in tokenizers[0].encode_batch_fast(texts)]
-    for other in tokenizers[1:]:
-        for row, encoding in zip(ids, other.encode_batch_fast(texts), strict=True):
-            row += encoding.ids
-    return ids
+    return [[e.ids for e in tokenizer.encode_batch_fast(texts)] for tokenizer in tokenizers]
 
 
 def encoded(
     tokenizers: "Sequence[Tokenizer]", texts: Iterable[Text]
-) -> Iterator[tuple[list[Text], list[list[int]]]]:
+) -> Iterator[tuple[list[Text], list[list[list[int]]]]]:
     """Encode a stream of texts batch by batch, the next batch while the last one is used."""
     # encode_batch lets go of the interpreter, so one thread is enough to keep all cores busy.
     with ThreadPoolExecutor(1) as pool:
@@ -148,6 +161,48 @@ def encoded(
             yield pending[0], pending[1].result()
 
 
+def survey(
+    tokenizer: TokenizerJson,
+    corpus: Corpus,
+    *,
+    readings: "Sequence[Tokenizer] | None" = None,
+    before: int = 0,
+    progress: Progress = silent,
+) -> Survey:
+    """Read a corpus once: count its tokens and draw a sample; every tenth text is held back.
+
+    With several readings of one vocabulary, a token counts for each of them; the sample is of the
+    first. `before` tells how many texts stand before these, where they are a part of a corpus.
+    """
+    tokenizers = readings or (tokenizer.built,)
+    size = max(tokenizer.names) + 1
+    whole, held = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    sample, held_sample = Sampler(SAMPLE), Sampler(SAMPLE)
+    texts = held_texts = 0
+    with progress("counting tokens", total=corpus.characters) as advance:
+        for batch, rows_of in encoded(tokenizers, corpus):
+            places = before + texts + np.arange(len(batch))
+            is_held = places % HELD_BACK == HELD_BACK - 1
+            first = (HELD_BACK - 1 - before - texts) % HELD_BACK
+            for rows in rows_of:
+                whole += _bincount(rows, size)
+                held += _bincount(rows[first::HELD_BACK], size)
+            rows = rows_of[0]
+            held_sample.offer(places[is_held], rows[first::HELD_BACK])
+            free = [row for row, away in zip(rows, is_held.tolist(), strict=True) if not away]
+            sample.offer(places[~is_held], free)
+            texts += len(rows)
+            held_texts += int(is_held.sum())
+            advance(sum(len(text.text) for text in batch))
+    mark = fingerprint(tokenizer)
+    return Survey(
+        Counts(mark, whole - held, texts - held_texts, len(corpus.skipped)),
+        Counts(mark, held, held_texts),
+        sample.sampled(),
+        held_sample.sampled(),
+    )
+
+
 def count(
     tokenizer: TokenizerJson,
     corpus: Corpus,
@@ -156,27 +211,9 @@ def count(
     before: int = 0,
     progress: Progress = silent,
 ) -> tuple[Counts, Counts]:
-    """Count a corpus; return the counts of nine texts in ten and of the tenth ones, held back.
-
-    `before` tells how many texts stand before these, where they are a part of a corpus.
-    """
-    tokenizers = readings or (tokenizer.built,)
-    size = max(tokenizer.names) + 1
-    whole, held = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    texts = held_texts = 0
-    with progress("counting tokens", total=corpus.characters) as advance:
-        for batch, rows in encoded(tokenizers, corpus):
-            first = (HELD_BACK - 1 - before - texts) % HELD_BACK
-            whole += _bincount(rows, size)
-            held += _bincount(rows[first::HELD_BACK], size)
-            texts += len(rows)
-            held_texts += len(rows[first::HELD_BACK])
-            advance(sum(len(text.text) for text in batch))
-    mark = fingerprint(tokenizer)
-    return (
-        Counts(mark, whole - held, texts - held_texts, len(corpus.skipped)),
-        Counts(mark, held, held_texts),
-    )
+    """Count a corpus; return the counts of nine texts in ten and of the tenth ones, held back."""
+    found = survey(tokenizer, corpus, readings=readings, before=before, progress=progress)
+    return found.counts, found.held
 
 
 def _bincount(rows: list[list[int]], size: int) -> npt.NDArray[np.int64]:
@@ -190,7 +227,18 @@ def count_on_ray(
     address: str,
     readings: "Sequence[Tokenizer] | None" = None,
 ) -> tuple[Counts, Counts]:
-    """Count as `count` does, on a Ray cluster; all its machines must see the same paths.
+    """Count as `count` does, on a Ray cluster."""
+    found = survey_on_ray(tokenizer, corpus, address, readings)
+    return found.counts, found.held
+
+
+def survey_on_ray(
+    tokenizer: TokenizerJson,
+    corpus: Corpus,
+    address: str,
+    readings: "Sequence[Tokenizer] | None" = None,
+) -> Survey:
+    """Read as `survey` does, on a Ray cluster; all its machines must see the same paths.
 
     The work is shared out by files. The address `local` starts a cluster on this machine.
     """
@@ -208,13 +256,13 @@ def count_on_ray(
     def length(files: tuple[Path, ...]) -> int:
         return sum(1 for _ in texts(files))
 
-    def part(files: tuple[Path, ...], before: int) -> tuple[Counts, Counts]:
+    def part(files: tuple[Path, ...], before: int) -> Survey:
         from tokenizers import Tokenizer
 
         built = [Tokenizer.from_str(text) for text in spelled]
-        return count(plain, texts(files), readings=built, before=before)
+        return survey(plain, texts(files), readings=built, before=before)
 
-    lots = list(_lots([file.absolute() for file in corpus.files]))
+    lots = list(_lots([file.absolute() for file in corpus.text_files()]))
     if not lots:
         raise BadInput("the corpus holds no file; check the path")
     _refuse_dead(address)
@@ -225,15 +273,14 @@ def count_on_ray(
         starts = accumulate(ray.get([measure.remote(lot) for lot in lots]), initial=0)
         remote: Any = ray.remote(part)
         jobs = [remote.remote(lot, at) for lot, at in zip(lots, starts, strict=False)]
-        results: list[tuple[Counts, Counts]] = ray.get(jobs)
+        results: list[Survey] = ray.get(jobs)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, LMHeadError):
             raise error.cause from None
         raise
     finally:
         ray.shutdown()
-    firsts, helds = zip(*results, strict=True)
-    return sum(firsts[1:], firsts[0]), sum(helds[1:], helds[0])
+    return sum(results[1:], results[0])
 
 
 def _refuse_dead(address: str) -> None:

@@ -12,7 +12,7 @@ Symbols: z logits `[..., V]`, p probabilities `[..., V]`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,11 +21,15 @@ from torch import Tensor
 
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
+from lmhead.trim.sample import WINDOW
 
-WINDOW = 256  # tokens of a text that the model reads at once
 PROMPTS = (32, 16, 8, 4, 2, 1)  # lengths that prompts are cut to: equal ones run as one batch
-BATCH = 25
+LOT = 2048  # tokens that the model reads at once: below that a matrix product is slow
+TOGETHER = 96  # prompts that are continued at once
+LOGITS = 2**24  # logits that are held at once
 NEAR_TIE = 0.01  # logits; nearer than this, rounding in another batch may choose the other
+ENOUGH = 0.0025  # a share of steps that leave is known well enough within this much
+AT_LEAST = 4096  # positions, before listening may stop
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Estimate:
     steps_left: int
     texts: int
     texts_left: int
-    length: int  # tokens per text
+    max_tokens: int  # per text
     # 95 % interval of the share of texts; steps of one text are not independent, texts are.
     low: float
     high: float
@@ -79,6 +83,44 @@ class Estimate:
         return {**asdict(self), "step_rate": self.step_rate, "text_rate": self.text_rate}
 
 
+@dataclass(frozen=True)
+class News:
+    """How often the model chose what nothing before had asked for, while it was listened to.
+
+    Every lot of texts is judged by what was known before it. Only the later half counts, for at
+    the beginning everything is new.
+    """
+
+    rate: float
+    low: float  # 95 % interval; texts are independent, steps of one text are not
+    high: float
+    positions: int
+
+    @property
+    def is_known(self) -> bool:
+        """Whether listening on would tell little more."""
+        return (self.high - self.low) / 2 <= ENOUGH
+
+    @classmethod
+    def of(cls, texts: "Sequence[tuple[int, int]]") -> "News":
+        """Estimate it from texts, given as (positions, how many of them chose something new)."""
+        total = sum(n for n, _ in texts)
+        later, start = [], 0
+        for n, new in texts:
+            if 2 * start >= total:
+                later.append((n, new))
+            start += n
+        positions, new = sum(n for n, _ in later), sum(k for _, k in later)
+        rate = new / max(1, positions)
+        if len(later) < 2:
+            return cls(rate, 0.0, 1.0, positions)
+        spread = sum((k - rate * n) ** 2 for n, k in later) * len(later) / (len(later) - 1)
+        wide = 1.96 * math.sqrt(spread) / positions
+        # Where nothing was new, the rule of three says how often it may be all the same.
+        high = rate + max(wide, 3 / positions if new == 0 else 0.0)
+        return cls(rate, max(0.0, rate - wide), min(1.0, high), positions)
+
+
 class Listener:
     """Runs a model and adds up what it says."""
 
@@ -88,32 +130,82 @@ class Listener:
 
     def hear(self, h: Tensor) -> Tensor:
         """Take in the states `h [n, d]` that enter the head, return the greedy choices `[n]`."""
-        z: Tensor = self.model.head(h).float()[:, : self.model.reachable]  # [n, V]
-        best = z.amax(-1, keepdim=True)
-        choice = z.argmax(-1)
-        p = torch.softmax(z, dim=-1)
-        self.heard = self.heard + Listening(
-            p.sum(0).double(),
-            (z >= best - NEAR_TIE).any(0),
-            torch.bincount(choice, minlength=z.shape[1]),
-            len(z),
+        V = self.model.reachable
+        mass, near = self.heard.mass.clone(), self.heard.chosen.clone()
+        choices = []
+        for part in torch.split(h, max(1, LOGITS // V)):
+            z: Tensor = logits(self.model.head, part).float()[:, :V]  # [n, V]
+            choice = z.argmax(-1, keepdim=True)
+            p = z.sub_(z.gather(-1, choice)).exp_()  # 1 where it is the best
+            near |= p.amax(0) >= math.exp(-NEAR_TIE)
+            mass += (p.sum(-1).reciprocal() @ p).double()
+            choices.append(choice[:, 0])
+        chosen = torch.cat(choices)
+        count = torch.bincount(chosen, minlength=V)
+        self.heard = Listening(
+            mass, near, self.heard.choices + count, self.heard.positions + len(h)
         )
-        return choice
+        return chosen
+
+
+def logits(head: Any, h: Tensor) -> Tensor:
+    """Return the logits `[n, V]` of what enters the projection, `[n, d]`; free to be changed."""
+    z: Tensor = head(h)
+    return z
+
+
+def lots(texts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    """Group texts of about the same length to lots of about `LOT` tokens, in the order given.
+
+    Only neighbours are sorted by length, so that the first lots are as good a sample as all.
+    """
+    for first in range(0, len(texts), 64):
+        near = sorted(texts[first : first + 64], key=len)
+        lot: list[Sequence[int]] = []
+        for ids in near:
+            if lot and (len(lot) + 1) * len(ids) > LOT:
+                yield lot
+                lot = []
+            lot.append(ids)
+        if lot:
+            yield lot
 
 
 def listen(
-    model: Model, texts: Sequence[Sequence[int]], *, progress: Progress = silent
-) -> Listening:
-    """Run the model over texts, given as ids, and note what it would say after every token."""
+    model: Model,
+    texts: Sequence[Sequence[int]],
+    *,
+    known: Iterable[int] = (),
+    stop: bool = False,
+    title: str = "listening to the model",
+    progress: Progress = silent,
+) -> tuple[Listening, News]:
+    """Run the model over texts, given as ids, and note what it would say after every token.
+
+    `known` are ids that are kept anyway. With `stop`, the texts come in a random order, and
+    listening ends as soon as it is known well enough how often something new is chosen.
+    """
     listener = Listener(model)
-    windows = [ids[at : at + WINDOW] for ids in texts for at in range(0, len(ids), WINDOW)]
-    total = sum(map(len, windows))
-    with progress("listening to the model", total=total) as advance, torch.inference_mode():
-        for ids in windows:
-            h, _ = model.body(torch.tensor([list(ids)]), use_cache=False)  # [1, T, d]
-            listener.hear(h[0])
-            advance(len(ids))
-    return listener.heard
+    windows = [list(ids[at : at + WINDOW]) for ids in texts for at in range(0, len(ids), WINDOW)]
+    seen = torch.zeros(model.reachable, dtype=torch.bool)
+    seen[[i for i in known if i < model.reachable]] = True
+    judged: list[tuple[int, int]] = []
+    with progress(title, total=sum(map(len, windows))) as advance, torch.inference_mode():
+        for lot in lots(windows):
+            longest = max(map(len, lot))
+            # What is filled up stands behind a text, where no model that generates looks.
+            filled = [[*ids, *[ids[-1]] * (longest - len(ids))] for ids in lot]
+            h, _ = model.body(torch.tensor(filled), use_cache=False)  # [n, T, d]
+            rows = torch.cat([h[at, : len(ids)] for at, ids in enumerate(lot)])
+            chosen = listener.hear(rows)
+            new = torch.split(~seen[chosen], [len(ids) for ids in lot])
+            judged += [(len(ids), int(part.sum())) for ids, part in zip(lot, new, strict=True)]
+            seen |= listener.heard.chosen
+            advance(len(rows))
+            enough = listener.heard.positions >= AT_LEAST
+            if stop and enough and News.of(judged).is_known:
+                break
+    return listener.heard, News.of(judged)
 
 
 def cut_prompts(texts: Iterable[Sequence[int]]) -> list[list[int]]:
@@ -123,49 +215,53 @@ def cut_prompts(texts: Iterable[Sequence[int]]) -> list[list[int]]:
         # Something must be left to continue; a text of one token is its own prompt.
         length = next((n for n in PROMPTS if n < max(2, len(ids))), 0)
         if len(ids) and length:
-            prompts.append(list(ids[:length]))
+            prompts.append([int(i) for i in ids[:length]])
     return prompts
+
+
+Choose = Callable[[Tensor, Sequence[int]], Tensor]
 
 
 def continue_greedily(
     model: Model,
     prompts: Sequence[Sequence[int]],
-    length: int,
+    max_tokens: int,
     *,
-    choose: Callable[[Tensor], Tensor] | None = None,
+    choose: Choose | None = None,
+    title: str = "continuing prompts",
     progress: Progress = silent,
 ) -> list[list[int]]:
-    """Continue each prompt by its `length` best tokens, or up to the end-of-text token.
+    """Continue each prompt by its `max_tokens` best tokens, or up to the end-of-text token.
 
-    `choose` makes ids `[n]` of the states `h [n, d]` that enter the head; the model's best, if not
-    given. It sees only prompts that have not come to their end.
+    `choose` makes ids `[n]` of the states `h [n, d]` that enter the head, and of the numbers of
+    their prompts; the model's best, if not given. It sees only prompts that have not come to their
+    end, and ends one itself by giving -1, which is left out.
     """
-    ends = _end_ids(model)
+    ends = _end_ids(model) | {-1}
     if choose is None:
 
-        def choose(h: Tensor) -> Tensor:
-            z: Tensor = model.head(h)[:, : model.reachable]
-            return z.argmax(-1)
+        def choose(h: Tensor, _which: Sequence[int]) -> Tensor:
+            return logits(model.head, h)[:, : model.reachable].argmax(-1)
 
     results: list[list[int]] = [[] for _ in prompts]
     groups: dict[int, list[int]] = {}
     for at, prompt in enumerate(prompts):
         groups.setdefault(len(prompt), []).append(at)
-    lots = [g[i : i + BATCH] for g in groups.values() for i in range(0, len(g), BATCH)]
+    batches = [g[i : i + TOGETHER] for g in groups.values() for i in range(0, len(g), TOGETHER)]
     with (
-        progress("continuing prompts", total=len(prompts) * length) as advance,
+        progress(title, total=len(prompts) * max_tokens) as advance,
         torch.inference_mode(),
     ):
-        for lot in lots:
+        for lot in batches:
             ids = torch.tensor([list(prompts[at]) for at in lot])  # [n, T]
             past, feed = None, ids
             running = list(range(len(lot)))
-            for _ in range(length):
+            for _ in range(max_tokens):
                 h, out = model.body(feed, use_cache=True, past_key_values=past)
                 advance(len(lot))
-                chosen = choose(h[running, -1])  # [running]
+                chosen = choose(h[running, -1], [lot[at] for at in running])  # [running]
                 step = torch.zeros(len(lot), 1, dtype=torch.long)
-                step[running, 0] = chosen
+                step[running, 0] = chosen.clamp(min=0)
                 for at, token in zip(running, chosen.tolist(), strict=True):
                     results[lot[at]].append(token)
                 running = [at for at in running if results[lot[at]][-1] not in ends]
@@ -174,20 +270,38 @@ def continue_greedily(
                 ids = torch.cat([ids, step], dim=1)
                 past = getattr(out, "past_key_values", None)
                 feed = ids if past is None else step
-    return results
+    return [[i for i in row if i >= 0] for row in results]
 
 
 def listen_to_continuations(
     model: Model,
-    prompts: Sequence[Sequence[int]],
-    length: int,
-    *,
+    *groups: Sequence[Sequence[int]],
+    max_tokens: int,
+    title: str = "listening to the model's own words",
     progress: Progress = silent,
-) -> tuple[Listening, list[list[int]]]:
-    """Continue prompts greedily; return what was said, and the continuations."""
-    listener = Listener(model)
-    texts = continue_greedily(model, prompts, length, choose=listener.hear, progress=progress)
-    return listener.heard, texts
+) -> list[tuple[Listening, list[list[int]]]]:
+    """Continue groups of prompts greedily, all together; return what was said in each group."""
+    listeners = [Listener(model) for _ in groups]
+    prompts = [prompt for group in groups for prompt in group]
+    owner = torch.tensor([at for at, group in enumerate(groups) for _ in group])
+
+    def choose(h: Tensor, which: Sequence[int]) -> Tensor:
+        owners = owner[list(which)]
+        chosen = torch.zeros(len(h), dtype=torch.long)
+        for at, listener in enumerate(listeners):
+            mine = owners == at
+            if mine.any():
+                chosen[mine] = listener.hear(h[mine])
+        return chosen
+
+    texts = continue_greedily(
+        model, prompts, max_tokens, choose=choose, title=title, progress=progress
+    )
+    results, start = [], 0
+    for listener, group in zip(listeners, groups, strict=True):
+        results.append((listener.heard, texts[start : start + len(group)]))
+        start += len(group)
+    return results
 
 
 def covering(heard: Listening, kept: Iterable[int], share: float) -> set[int]:
@@ -205,7 +319,7 @@ def covering(heard: Listening, kept: Iterable[int], share: float) -> set[int]:
 
 
 def estimate(
-    heard: Listening, continuations: Sequence[Sequence[int]], kept: Iterable[int], length: int
+    heard: Listening, continuations: Sequence[Sequence[int]], kept: Iterable[int], max_tokens: int
 ) -> Estimate:
     """Tell how often the model left `kept`, in steps and in whole continuations."""
     ids = set(kept)
@@ -218,7 +332,7 @@ def estimate(
         steps_left=int(heard.choices[~inside].sum()),
         texts=len(continuations),
         texts_left=left,
-        length=length,
+        max_tokens=max_tokens,
         low=low,
         high=high,
     )

@@ -143,6 +143,11 @@ def remap_ids(config: Mapping[str, Any], new: Callable[[int], int | None]) -> di
     return {key: _remap(key, value, new) for key, value in config.items()}
 
 
+def names_ids(key: str) -> bool:
+    """Tell whether a key of a configuration holds token ids."""
+    return key.endswith(_ONE) or key in (*_LISTS, *_WORDS, "forced_decoder_ids", "sequence_bias")
+
+
 def _remap(key: str, value: Any, new: Callable[[int], int | None]) -> Any:
     if isinstance(value, Mapping):
         return remap_ids(value, new)

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lmhead.errors import UnsupportedModel
-from lmhead.files.gguf import TENSOR_TYPES, GGUFFile, GGUFTensor, open_gguf
+from lmhead.files.gguf import (
+    SCALARS,
+    TENSOR_TYPES,
+    GGUFFile,
+    GGUFTensor,
+    open_gguf,
+    pack_string,
+)
 from lmhead.models.gguf_tokenizer import build_tokenizer
 from lmhead.progress import Progress, silent
 from lmhead.trim.bpe import Rule, merge_all
@@ -24,8 +29,6 @@ from lmhead.trim.idmap import TrimMap
 from lmhead.trim.tokenizer import TokenizerJson
 
 _STRING, _ARRAY = 8, 9
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _PER_TOKEN = ("tokens", "scores", "token_type")
 
 
@@ -35,7 +38,7 @@ class _Key:
 
     name: str
     kind: int
-    raw: memoryview
+    raw: bytes
 
 
 def closure(file: GGUFFile, tokenizer: TokenizerJson, ids: Iterable[int]) -> frozenset[int]:
@@ -76,21 +79,20 @@ def write_trimmed_gguf(
     """Write the GGUF file `source` with the kept rows only."""
     file = open_gguf(source)
     cut = {name for name, tensor in file.tensors.items() if _has_rows(file, name, tensor, ids.rows)}
-    data = np.memmap(source, np.uint8, "r")
-    version, keys = _read_keys(data.data)
-    alignment = int(file.metadata.get("general.alignment", 32))
+    alignment = file.alignment
+    keys = (_Key(key.name, key.kind, file.raw(key)) for key in file.keys.values())
     new_keys = [_changed(key, file.metadata, ids) for key in keys]
 
     with source.open("rb") as stream, target.open("wb") as out:
-        out.write(b"GGUF" + struct.pack("<IQQ", version, len(file.tensors), len(new_keys)))
+        out.write(b"GGUF" + struct.pack("<IQQ", file.version, len(file.tensors), len(new_keys)))
         for key in new_keys:
-            out.write(_string(key.name) + struct.pack("<I", key.kind))
+            out.write(pack_string(key.name) + struct.pack("<I", key.kind))
             out.write(key.raw)
         end = 0
         for name, tensor in file.tensors.items():
             shape = (ids.kept_rows, *tensor.shape[1:]) if name in cut else tensor.shape
             kind = next(n for n, t in TENSOR_TYPES.items() if t[0] == tensor.type)
-            out.write(_string(name) + struct.pack("<I", len(shape)))
+            out.write(pack_string(name) + struct.pack("<I", len(shape)))
             out.write(struct.pack(f"<{len(shape)}QIQ", *shape[::-1], kind, end))
             end += _aligned(_nbytes(tensor, name in cut, ids), alignment)
         out.write(b"\0" * (-out.tell() % alignment))
@@ -102,6 +104,13 @@ def write_trimmed_gguf(
                     out.write(piece.data)
                     advance(piece.nbytes)
                 out.write(b"\0" * (-out.tell() % alignment))
+
+
+def row_bytes(source: Path, rows: int) -> int:
+    """Return how many bytes of a file one token takes in the matrices with `rows` rows."""
+    file = open_gguf(source)
+    with_rows = [t for name, t in file.tensors.items() if _has_rows(file, name, t, rows)]
+    return sum(tensor.nbytes // rows for tensor in with_rows)
 
 
 def _has_rows(file: GGUFFile, name: str, tensor: GGUFTensor, rows: int) -> bool:
@@ -132,10 +141,9 @@ def _changed(key: _Key, metadata: Mapping[str, Any], ids: TrimMap) -> _Key:
         new: Callable[[int], int] = lambda i: ids.to_trimmed([i])[0] if i in ids else i  # noqa: E731
         if key.kind == _ARRAY:
             return _with_array(key, [new(i) for i in value])
-        return _Key(name, key.kind, memoryview(struct.pack("<" + _CODES[key.kind], new(value))))
+        return _Key(name, key.kind, struct.pack("<" + SCALARS[key.kind], new(value)))
     if name.endswith(".vocab_size") and value == ids.rows:
-        raw = struct.pack("<" + _CODES[key.kind], ids.kept_rows)
-        return _Key(name, key.kind, memoryview(raw))
+        return _Key(name, key.kind, struct.pack("<" + SCALARS[key.kind], ids.kept_rows))
     return key
 
 
@@ -148,46 +156,10 @@ def _with_array(key: _Key, values: Sequence[Any]) -> _Key:
     (kind,) = struct.unpack_from("<I", key.raw)
     head = struct.pack("<IQ", kind, len(values))
     if kind == _STRING:
-        body = b"".join(map(_string, values))
+        body = b"".join(map(pack_string, values))
     else:
-        body = struct.pack(f"<{len(values)}{_CODES[kind]}", *values)
-    return _Key(key.name, key.kind, memoryview(head + body))
-
-
-def _read_keys(data: memoryview) -> tuple[int, list[_Key]]:
-    """Return the version and all keys as bytes; `open_gguf` has checked that they fit."""
-    version, _, count = struct.unpack_from("<IQQ", data, 4)
-    at, keys = 24, []
-    for _ in range(count):
-        (length,) = struct.unpack_from("<Q", data, at)
-        name = bytes(data[at + 8 : at + 8 + length]).decode()
-        at += 8 + length
-        (kind,) = struct.unpack_from("<I", data, at)
-        at += 4
-        end = _end_of_value(data, kind, at)
-        keys.append(_Key(name, kind, data[at:end]))
-        at = end
-    return version, keys
-
-
-def _end_of_value(data: memoryview, kind: int, at: int) -> int:
-    if kind == _STRING:
-        return int(at + 8 + struct.unpack_from("<Q", data, at)[0])
-    if kind != _ARRAY:
-        return at + _SIZES[kind]
-    element, count = struct.unpack_from("<IQ", data, at)
-    at += 12
-    if element != _STRING:
-        return int(at + _SIZES[element] * count)
-    length_at = struct.Struct("<Q").unpack_from
-    for _ in range(count):
-        at += 8 + length_at(data, at)[0]
-    return at
-
-
-def _string(text: str) -> bytes:
-    raw = text.encode()
-    return struct.pack("<Q", len(raw)) + raw
+        body = struct.pack(f"<{len(values)}{SCALARS[kind]}", *values)
+    return _Key(key.name, key.kind, head + body)
 
 
 def _aligned(size: int, alignment: int) -> int:

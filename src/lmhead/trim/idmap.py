@@ -89,7 +89,10 @@ class TrimMap:
     def from_dict(cls, data: Mapping[str, Any]) -> "TrimMap":
         """Read what `to_dict` wrote."""
         try:
-            return cls(tuple(int(i) for i in data["kept"]), int(data["rows"]))
+            kept, rows = data["kept"], data["rows"]
+            if not isinstance(kept, list) or any(type(i) is not int for i in (*kept, rows)):
+                raise TypeError("expected whole numbers")
+            return cls(tuple(kept), rows)
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(
                 f"this is no id map ({error!r}); expected the object id_map of lmhead_trim.json"

@@ -58,11 +58,21 @@ class KeepFile:
                 metadata = file.metadata() or {}
                 if metadata.get("kind") != _KIND:
                     raise ValueError("its metadata does not say so")
-                kept = file.get_tensor("kept").tolist()
-            return cls(
-                TrimMap.of(kept, int(metadata["rows"])), metadata["model"], metadata["head_sha256"]
-            )
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+                kept, d2t, t2d = (file.get_tensor(name) for name in ("kept", "d2t", "t2d"))
+            rows = int(metadata["rows"])
+            if kept.ndim != 1 or kept.dtype != np.int64:
+                raise ValueError(f"its ids are {kept.dtype} {list(kept.shape)}, not int64 [K]")
+            ids = TrimMap(tuple(kept.tolist()), rows)
+            whole = np.zeros(len(t2d) if t2d.ndim == 1 else 0, np.bool_)
+            if len(whole) != rows or ids.kept_rows != len(kept):
+                raise ValueError(f"its ids do not fit {rows:,} rows")
+            whole[kept] = True
+            if not np.array_equal(t2d, whole) or not np.array_equal(
+                d2t + np.arange(len(kept)), kept
+            ):
+                raise ValueError("its three lists of ids do not agree")
+            return cls(ids, metadata["model"], metadata["head_sha256"])
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadInput(
                 f"{path} is no keep-set file ({error}); expected what `lmhead trim --form head` "
                 "writes"

@@ -113,11 +113,6 @@ def choose(
             reasons[name] = len(ids) - before
         return KeepSet(frozenset(ids), reasons)
 
-    if size < len(base):
-        raise BadInput(
-            f"the size is {size:,}, but what every trim keeps (bytes, special and added tokens, "
-            f"the chat template) takes {len(base):,} rows; give at least that"
-        )
     ids = set(base)
     candidates = set().union(*parts.values()) if parts else set(tokenizer.names)
     score = usefulness if usefulness is not None else np.zeros(max(tokenizer.names) + 1)
@@ -131,6 +126,19 @@ def choose(
             break
     reasons["size"] = len(ids) - len(base)
     return KeepSet(frozenset(ids), reasons)
+
+
+def minimum(tokenizer: TokenizerJson, required: Iterable[int], rest: int, size: int) -> int:
+    """Return the fewest rows that a trim can have, or refuse a `size` below that."""
+    always = len(tokenizer.closure(required))
+    fewest = always + (rest - always) % BLOCK
+    if size < fewest:
+        raise BadInput(
+            f"the size is {size:,}, but what every trim keeps (bytes, special and added tokens, "
+            f"the chat template) takes {always:,} rows, in whole blocks of {BLOCK} rows "
+            f"{fewest:,}; give at least that"
+        )
+    return fewest
 
 
 def tail(tokenizer: TokenizerJson, rows: int) -> tuple[set[int], int]:

@@ -7,16 +7,16 @@ that failed, and where first.
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lmhead.errors import BadInput
 from lmhead.files.safetensors import TensorHeader
 from lmhead.progress import Progress, silent
-from lmhead.trim.checkpoint import data_offsets, row_pieces
+from lmhead.trim.checkpoint import row_pieces
 from lmhead.trim.corpus import Corpus, batches
-from lmhead.trim.folder import ModelFolder, remap_ids, render_conversations
+from lmhead.trim.folder import ModelFolder, names_ids, remap_ids, render_conversations
 from lmhead.trim.idmap import TrimMap
 
 if TYPE_CHECKING:
@@ -65,11 +65,22 @@ class Check:
         return {**asdict(self), "passed": self.passed}
 
 
-def id_map(original: ModelFolder, trimmed: ModelFolder) -> tuple[TrimMap, Check]:
-    """Find by the tokens themselves which id became which, and check the order."""
+def id_map(
+    original: ModelFolder, trimmed: ModelFolder, report: Mapping[str, Any] | None = None
+) -> tuple[TrimMap, Check]:
+    """Find by the tokens themselves which id became which; check the order, and what a report says.
+
+    `report` is the lmhead_trim.json of the trimmed model: its id map is what others go by.
+    """
     old = original.tokenizer.vocab
     lost = [token for token in trimmed.tokenizer.vocab if token not in old]
     kept = sorted(old[token] for token in trimmed.tokenizer.vocab if token in old)
+    made_from = "" if report is None else f" (it was made from {report.get('model')!s:.80})"
+    if sum(i < original.rows for i in kept) < 2:
+        raise BadInput(
+            f"{trimmed.folder} has next to no token of {original.folder}{made_from}; expected the "
+            "model that it was trimmed from, and then the trimmed one"
+        )
     ids = TrimMap(tuple(kept), original.rows)
     wrong = [
         token
@@ -77,12 +88,34 @@ def id_map(original: ModelFolder, trimmed: ModelFolder) -> tuple[TrimMap, Check]
         if token in old and ids.to_trimmed([old[token]]) != [new]
     ]
     rows = int(ids.kept_rows != trimmed.rows)
+    said = None if report is None else _wrong_in(report, ids)
     note = f"{len(ids):,} of {len(old):,} tokens, {trimmed.rows:,} of {original.rows:,} rows kept"
     if lost or wrong:
-        note = f"the token {(lost or wrong)[0]!r} has no or another place in the original"
+        token = (lost or wrong)[0]
+        note = f"the token {token!r} has no or another place in the original{made_from}"
     elif rows:
         note = f"the trimmed head has {trimmed.rows:,} rows for {ids.kept_rows:,} tokens"
-    return ids, Check("id map", len(trimmed.tokenizer.vocab), len(lost) + len(wrong) + rows, note)
+    elif said:
+        note = said
+    failed = len(lost) + len(wrong) + rows + int(said is not None)
+    return ids, Check("id map", len(trimmed.tokenizer.vocab), failed, note)
+
+
+def _wrong_in(report: Mapping[str, Any], ids: TrimMap) -> str | None:
+    """Say what a report tells wrongly of the ids, None if nothing."""
+    try:
+        told = TrimMap.from_dict(report.get("id_map") or {})
+    except BadInput as error:
+        return f"lmhead_trim.json: {error}"
+    if told != ids:
+        differing = sorted(set(told.kept) ^ set(ids.kept))
+        where = f"at the id {differing[0]}" if differing else "in the number of rows"
+        return f"the id map of lmhead_trim.json is not that of the tokenizer: they differ {where}"
+    counts = {"rows": ids.rows, "kept_rows": ids.kept_rows, "kept_tokens": len(ids)}
+    for name, number in counts.items():
+        if report.get(name, number) != number:
+            return f"lmhead_trim.json says {name} {report[name]!s:.20}, but it is {number:,}"
+    return None
 
 
 def check_corpus(
@@ -161,25 +194,20 @@ def check_weights(
     old, new = original.checkpoint.tensors, trimmed.checkpoint.tensors
     failed = sorted(set(old) ^ set(new))
     total = sum(header.nbytes for header in new.values())
-    files = {header.file for header in (*old.values(), *new.values())}
-    offsets = {file: data_offsets(file) for file in files}
     with progress("comparing the weights", total=total) as advance:
         for name in sorted(set(old) & set(new)):
             a, b = old[name], new[name]
             # A shard without rows may be the same file, linked.
-            if not (a.file.samefile(b.file) or _same(a, b, ids, offsets)):
+            if not (a.file.samefile(b.file) or _same(a, b, ids)):
                 failed.append(name)
             advance(b.nbytes)
     note = f"the first is {failed[0]}" if failed else f"{total:,} bytes"
+    if len(failed) >= len(new):
+        note = "all of them: is the original the model that this one was trimmed from?"
     return Check("weights that differ", len(new), len(failed), note)
 
 
-def _same(
-    a: TensorHeader,
-    b: TensorHeader,
-    ids: TrimMap,
-    offsets: Mapping[Path, Mapping[str, tuple[int, int]]],
-) -> bool:
+def _same(a: TensorHeader, b: TensorHeader, ids: TrimMap) -> bool:
     if a.dtype != b.dtype:
         return False
     kept, rows = None, 1
@@ -187,17 +215,15 @@ def _same(
         if a.shape[0] != ids.rows or b.shape != (ids.kept_rows, *a.shape[1:]):
             return False
         kept, rows = ids.row_ids, ids.rows
-    old_at, old_size = offsets[a.file][a.name]
-    new_at, new_size = offsets[b.file][b.name]
     compared = 0
     with a.file.open("rb") as old, b.file.open("rb") as new:
-        new.seek(new_at)
-        for piece in row_pieces(old, old_at, old_size, rows, kept):
+        new.seek(b.offset)
+        for piece in row_pieces(old, a.offset, a.nbytes, rows, kept):
             found = np.frombuffer(new.read(piece.nbytes), np.uint8)
             if not np.array_equal(piece.reshape(-1), found):
                 return False
             compared += piece.nbytes
-    return compared == new_size
+    return compared == b.nbytes
 
 
 def check_ids(original: ModelFolder, trimmed: ModelFolder, ids: TrimMap) -> Check:
@@ -218,6 +244,8 @@ def check_ids(original: ModelFolder, trimmed: ModelFolder, ids: TrimMap) -> Chec
         known = [i for i in expected if i in ids]
         if ids.to_trimmed(known) != [i for i in found if 0 <= i < len(ids)][: len(known)]:
             wrong.append(name)
+        elif _settings(old) != _settings(new):
+            wrong.append(f"settings of {name}")
     before, after = original.hf_tokenizer, trimmed.hf_tokenizer
     tested += len(before.all_special_tokens)
     if before.all_special_tokens != after.all_special_tokens:
@@ -238,6 +266,16 @@ def check_ids(original: ModelFolder, trimmed: ModelFolder, ids: TrimMap) -> Chec
                 break
     note = f"wrong: {', '.join(wrong)}" if wrong else "configurations, special tokens, template"
     return Check("ids that do not agree", tested, len(wrong), note)
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration without ids, sizes of the vocabulary, and where it came from."""
+    about = ("vocab_size", "_name_or_path", "transformers_version")
+    return {
+        key: _settings(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+        if key not in about and not names_ids(key)
+    }
 
 
 def _named_ids(config: Any) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from lmhead import __version__
 from lmhead.errors import BadInput
 from lmhead.trim.corpus import Corpus
-from lmhead.trim.coverage import Estimate
+from lmhead.trim.coverage import Estimate, News
 from lmhead.trim.idmap import TrimMap
 from lmhead.trim.keepset import Keep
 from lmhead.trim.verify import Proof
@@ -20,9 +20,11 @@ Form = Literal["model", "gguf", "head"]
 class TrimRequest:
     """What to trim and what to keep.
 
-    With `coverage` the model runs over at most `positions` tokens of the corpus, and continues
-    `prompts` cut from it by `length` tokens; kept is its choice at every step, and that share of
-    all its probability there, averaged over the steps. None: the model does not run. With `link`,
+    With `coverage` the model runs over at most `positions` tokens of the corpus, and makes
+    `continuations` of `max_tokens` tokens of its texts; kept is its choice at every step, and that
+    share of all its probability there, averaged over the steps. None: the model is not listened to.
+
+    The proof runs the trimmed model on `proof_prompts` prompts; without `run` on none. With `link`,
     weights that do not change are hard links to the original's files instead of copies.
     """
 
@@ -32,12 +34,17 @@ class TrimRequest:
     counts: tuple[Path, ...] = ()
     coverage: float | None = None
     positions: int = 20_000
-    prompts: int = 100
-    length: int = 64
+    continuations: int = 100
+    max_tokens: int = 64
+    proof_prompts: int = 20
+    run: bool = True
     ray: str | None = None
     link: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("positions", "continuations", "max_tokens", "proof_prompts"):
+            if (number := getattr(self, name)) < 1:
+                raise BadInput(f"{name} is {number}; expected at least 1")
         if self.coverage is not None:
             if not 0 <= self.coverage <= 1:
                 raise BadInput(
@@ -75,6 +82,7 @@ class Coverage:
     share: float  # of all probability, averaged over positions
     positions: int
     added: int  # ids that nothing else asked for
+    new_choices: News  # how often it still said something new when listening ended
     estimate: Estimate | None
     prices: tuple[Price, ...] = ()  # of other coverages
 
@@ -111,21 +119,24 @@ class TrimReport:
     skipped: int
     parameters: Saving
     nbytes: Saving
-    head_seconds: Saving
     coverage: Coverage | None
     dropped_examples: tuple[str, ...]
     proof: Proof | None = None
     out: Path | None = None
 
-    def to_dict(self, *, id_map: bool = False) -> dict[str, Any]:
-        """Return the JSON object, with all ids only where asked for."""
+    def to_dict(self, *, whole: bool = False) -> dict[str, Any]:
+        """Return the JSON object; the `whole` one has the id map and what the proof ran on."""
         savings = {
             name: {**asdict(saving), "share_saved": saving.share}
             for name, saving in (
                 ("parameters", self.parameters),
                 ("bytes", self.nbytes),
-                ("head_seconds", self.head_seconds),
             )
+        }
+        inputs = self.proof.inputs if self.proof else None
+        lists = {
+            "proof_inputs": inputs.to_dict() if inputs else None,
+            "id_map": self.ids.to_dict(),
         }
         return {
             "lmhead": __version__,
@@ -141,5 +152,5 @@ class TrimReport:
             "dropped_examples": list(self.dropped_examples),
             "proof": self.proof.to_dict() if self.proof else None,
             "out": str(self.out) if self.out else None,
-            **({"id_map": self.ids.to_dict()} if id_map else {}),
+            **(lists if whole else {}),
         }

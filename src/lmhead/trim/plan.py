@@ -1,0 +1,270 @@
+"""What a trim would keep: the corpus is read once, the model is listened to once."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lmhead.errors import BadInput
+from lmhead.models.fetch import folder_of
+from lmhead.models.registry import BUILT_IN
+from lmhead.models.resolve import resolve
+from lmhead.progress import Progress
+from lmhead.trim import coverage as cover
+from lmhead.trim.checkpoint import vocabulary_tensors
+from lmhead.trim.counts import Counts, Survey, fingerprint, survey, survey_on_ray
+from lmhead.trim.folder import ModelFolder
+from lmhead.trim.idmap import TrimMap
+from lmhead.trim.keepset import BLOCK, KeepSet, choose, minimum, rounded, tail, wanted
+from lmhead.trim.report import Coverage, Form, Price, Saving, TrimReport, TrimRequest
+from lmhead.trim.sample import Sampled
+from lmhead.trim.verify import ProofInputs, inputs_of, probe_inputs
+
+if TYPE_CHECKING:
+    from lmhead.loading import Model
+
+PRICED = (0.0, 0.9, 0.99, 0.999, 0.9999)  # coverages that a report tells the price of
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What the model said: on texts, and on texts held back where there are any."""
+
+    known: cover.Listening
+    held: cover.Listening | None
+    continuations: list[list[int]]  # of texts held back
+    news: cover.News
+
+
+class Work:
+    """What planning and trimming share: the opened folder, the loaded model, the corpus as read."""
+
+    def __init__(self, request: TrimRequest, progress: Progress) -> None:
+        self.request, self.progress = request, progress
+        self.folder = ModelFolder.open(resolve(request.model, progress))
+
+    @cached_property
+    def model(self) -> "Model":
+        """The original, loaded."""
+        from lmhead.loading import load
+
+        return replace(load(self.folder.folder, progress=self.progress), name=self.request.model)
+
+    @property
+    def loaded(self) -> "Model | None":
+        """The original if it is loaded already."""
+        return self.__dict__.get("model")
+
+    @cached_property
+    def readings(self) -> list[Any]:
+        """The tokenizers that people get from the folder."""
+        return list(self.folder.readings)
+
+    @cached_property
+    def survey(self) -> Survey | None:
+        """Counts and samples of the corpus, None where none is given."""
+        request, tokenizer = self.request, self.folder.tokenizer
+        if request.corpus is None:
+            return None
+        if request.ray is not None:
+            return survey_on_ray(tokenizer, request.corpus, request.ray, self.readings)
+        return survey(tokenizer, request.corpus, readings=self.readings, progress=self.progress)
+
+    @cached_property
+    def counts(self) -> tuple[Counts | None, Counts | None]:
+        """Counts to build on, and those of the texts held back."""
+        found = self.survey
+        first, held = (None, None) if found is None else (found.counts, found.held)
+        for path in self.request.counts:
+            more = Counts.load(path)
+            if more.tokenizer != fingerprint(self.folder.tokenizer):
+                raise BadInput(
+                    f"{path} was counted with another tokenizer than that of {self.request.model}; "
+                    "count again with `lmhead count -m`"
+                )
+            first = more if first is None else first + more
+        return first, held
+
+    @cached_property
+    def samples(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Texts of the corpus as ids, in a random order; the second ones are never listened to."""
+        if self.survey is None:
+            return [], []
+        texts = self._readable(self.survey.sample)
+        reserve = min(self.request.proof_prompts, len(texts) // 4)
+        return texts[: len(texts) - reserve], texts[len(texts) - reserve :]
+
+    def _readable(self, sample: Sampled) -> list[list[int]]:
+        """Return the texts that the model can read: a tokenizer may know ids that have no row."""
+        return [row.tolist() for row in sample.texts if int(row.max()) < self.folder.rows]
+
+    def heard(self, kept_anyway: frozenset[int]) -> Heard:
+        """Run the model over texts of the corpus, and over its own continuations of them."""
+        request, texts = self.request, self.samples[0]
+        prompts = cover.cut_prompts(texts[: request.continuations])
+        if not prompts or self.survey is None:
+            raise BadInput("the corpus has too few texts to run the model on; give more")
+        held_texts = self._readable(self.survey.held_sample)
+        held_prompts = cover.cut_prompts(held_texts[: max(1, request.continuations // 2)])
+        read, news = cover.listen(
+            self.model,
+            _within(texts, request.positions),
+            known=kept_anyway,
+            stop=True,
+            progress=self.progress,
+        )
+        (said, _), (held_said, continuations) = cover.listen_to_continuations(
+            self.model, prompts, held_prompts, max_tokens=request.max_tokens, progress=self.progress
+        )
+        if not held_prompts:
+            return Heard(read + said, None, [], news)
+        held_read, _ = cover.listen(
+            self.model,
+            _within(held_texts, max(1, read.positions // 4)),
+            title="listening to the model on texts held back",
+            progress=self.progress,
+        )
+        return Heard(read + said, held_read + held_said, continuations, news)
+
+    def keepset(self) -> tuple[KeepSet, Coverage | None]:
+        """Choose the ids to keep."""
+        request, tokenizer = self.request, self.folder.tokenizer
+        last, rest = tail(tokenizer, self.folder.rows)
+        required = self.folder.required_ids() | last
+        if (size := request.keep.size) is not None:
+            minimum(tokenizer, required, rest, size)  # said before minutes of work
+            size -= (size - rest) % BLOCK  # room for whole blocks only
+        first, held = self.counts
+        whole = first if held is None or first is None else first + held
+
+        def chosen(
+            counts: Counts | None, said: cover.Listening | None = None, share: float = 0.0
+        ) -> KeepSet:
+            parts = wanted(tokenizer, request.keep, None if counts is None else counts.counts)
+            useful = None if counts is None else counts.counts.astype(np.float64)
+            if said is not None:
+                base = tokenizer.closure(required.union(*parts.values()))
+                parts["model"] = cover.covering(said, base, share)
+                if useful is not None:
+                    useful[: len(said.mass)] += said.mass.numpy()
+            kept = choose(tokenizer, required, parts, size=size, usefulness=useful)
+            return rounded(tokenizer, kept, self.folder.rows, useful)
+
+        if request.coverage is None:
+            return chosen(whole), None
+        read = wanted(tokenizer, request.keep, None if first is None else first.counts)
+        heard = self.heard(tokenizer.closure(required.union(*read.values())))
+        everything = heard.known if heard.held is None else heard.known + heard.held
+
+        def price(share: float) -> tuple[KeepSet, Price]:
+            final = chosen(whole, everything, share)
+            estimate = None
+            if heard.held is not None:
+                # The keep-set that knows nothing of the texts held back; the final one is larger.
+                blind = chosen(first, heard.known, share)
+                estimate = cover.estimate(
+                    heard.held, heard.continuations, blind.ids, request.max_tokens
+                )
+            return final, Price(share, sum(i < self.folder.rows for i in final.ids), estimate)
+
+        final, paid = price(request.coverage)
+        # Where a size decides, a coverage has no price of its own.
+        others = () if request.keep.size is not None else PRICED
+        return final, Coverage(
+            wanted=request.coverage,
+            share=everything.share(final.ids),
+            positions=everything.positions,
+            added=final.reasons.get("model", 0),
+            new_choices=heard.news,
+            estimate=paid.estimate,
+            prices=tuple(
+                paid if share == request.coverage else price(share)[1]
+                for share in sorted({*others, request.coverage})
+            ),
+        )
+
+    def inputs(self, report: TrimReport) -> ProofInputs:
+        """Choose what the proof runs on."""
+        if self.request.corpus is None:
+            return probe_inputs(self.folder)
+        texts, unheard = self.samples
+        count, steps = self.request.proof_prompts, self.request.max_tokens
+        if report.coverage is None:
+            return inputs_of(texts[:count], max_tokens=steps, binds=False)
+        binds = report.reasons.get("size") is None
+        heard = texts[: min(-(-count // 2), self.request.continuations)]
+        return inputs_of(heard, unheard, max_tokens=steps, binds=binds)
+
+    def report(self, form: Form) -> TrimReport:
+        """Choose what to keep, and tell what that saves."""
+        kept, coverage = self.keepset()
+        if form == "gguf":
+            kept = self._closed_for_gguf(kept)
+        ids = TrimMap.of(kept.ids, self.folder.rows)
+        first, held = self.counts
+        parts = [part for part in (first, held) if part is not None]
+        # With --form head the model itself stays whole.
+        cut = {} if form == "head" else vocabulary_tensors(self.folder)
+        tensors = self.folder.checkpoint.tensors.values()
+        gone = ids.rows - ids.kept_rows
+        parameters = sum(t.size for t in tensors)
+        nbytes = sum(t.nbytes for t in tensors)
+        saved = gone * sum(t.nbytes // ids.rows for t in cut.values())
+        if form == "gguf":
+            from lmhead.trim.gguf import row_bytes
+
+            nbytes = self.gguf().stat().st_size
+            saved = gone * row_bytes(self.gguf(), ids.rows)
+        return TrimReport(
+            model=self.request.model,
+            form=form,
+            ids=ids,
+            reasons=kept.reasons,
+            texts=sum(part.texts for part in parts),
+            tokens=sum(part.tokens for part in parts),
+            skipped=sum(part.skipped for part in parts),
+            parameters=Saving(
+                parameters, parameters - gone * sum(t.size // ids.rows for t in cut.values())
+            ),
+            nbytes=Saving(nbytes, nbytes - saved),
+            coverage=coverage,
+            dropped_examples=self._dropped_examples(ids),
+        )
+
+    def gguf(self) -> Path:
+        """Return the GGUF file that is to be trimmed."""
+        name = self.request.model
+        path = folder_of(name) / BUILT_IN[name].gguf if name in BUILT_IN else Path(name)
+        path = path.expanduser()
+        if path.suffix.lower() != ".gguf" or not path.is_file():
+            raise BadInput(
+                f"--form gguf needs a .gguf file, got {name}; for a folder use --form model"
+            )
+        return path
+
+    def _closed_for_gguf(self, kept: KeepSet) -> KeepSet:
+        from lmhead.files.gguf import open_gguf
+        from lmhead.trim.gguf import closure
+
+        ids = closure(open_gguf(self.gguf()), self.folder.tokenizer, kept.ids)
+        return rounded(self.folder.tokenizer, KeepSet(ids, kept.reasons), self.folder.rows)
+
+    def _dropped_examples(self, ids: TrimMap, most: int = 12) -> tuple[str, ...]:
+        """Spell some dropped tokens, spread over the vocabulary."""
+        gone = [i for i in sorted(self.folder.tokenizer.names) if i not in ids]
+        some = gone[:: max(1, len(gone) // most)][:most]
+        decode = self.readings[0].decode
+        return tuple(decode([i]) or self.folder.tokenizer.names[i] for i in some)
+
+
+def _within(texts: list[list[int]], positions: int) -> list[list[int]]:
+    """Take texts until they hold `positions` tokens."""
+    taken, left = [], positions
+    for ids in texts:
+        if left <= 0:
+            break
+        taken.append(ids[:left])
+        left -= len(taken[-1])
+    return taken
