@@ -85,6 +85,9 @@ def test_a_grammar_that_is_cut_off_says_so(run: Callable[..., Any], smollm2: Pat
     assert done.returncode == 0
     assert json.loads(done.stdout)["generations"][0]["finish_reason"] == "length"
     assert "warning: the text ended at --max-tokens, before the grammar was comp" in done.stderr
+    streamed = run("A list:", "--regex", "[a-z]{40}", "-n", "3")
+    assert streamed.stdout.endswith("\n")
+    assert "warning: the text ended" in streamed.stderr
     done = run("A number:", "--regex", "[a-z]+", "-n", "3", "--json")
     assert json.loads(done.stdout)["generations"][0]["finish_reason"] == "length"
     assert "warning" not in done.stderr  # what is there already is what the grammar asks for

@@ -181,10 +181,13 @@ def _in_order(started: "Iterator[Event]", total: int) -> "Iterator[Generation]":
 def _stream(text: str, started: "Iterator[Event]", chat: bool) -> None:
     first = next(started)  # what is wrong with the prompt is said before anything is printed
     sys.stdout.write("" if chat else text)
+    ended = False
     try:
         for event in itertools.chain([first], started):
-            sys.stdout.write(event.text)
+            ended = event.result is not None
+            sys.stdout.write(event.text + "\n" * ended)
             sys.stdout.flush()
     finally:  # Ctrl-C keeps what was written
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        if not ended:
+            sys.stdout.write("\n")
+            sys.stdout.flush()

@@ -160,10 +160,10 @@ def _show_tokens(result: "TextScore") -> None:
     table.add_section()
     table.add_row("[dim]sum[/dim]", "", f"{result.logprob:.4f}", "", "")
     render.out().print(table)
-    told = (
-        "no token to score" if result.perplexity is None else f"perplexity {result.perplexity:.4g}"
-    )
-    render.out().print(f"{told} over {_tokens(result.scored)}")
+    if result.perplexity is None:
+        render.out().print("no perplexity: nothing stands before the only token")
+    else:
+        render.out().print(f"perplexity {result.perplexity:.4g} over {_tokens(result.scored)}")
 
 
 def _show_texts(results: "list[TextScore]") -> None:

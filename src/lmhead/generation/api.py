@@ -179,8 +179,8 @@ def events(
     stops = _texts(stop)
     if samples > 1 and not params.random:
         _warn(
-            f"samples is {samples}, but nothing asks for randomness, so all {samples} texts of a "
-            "prompt are the same; give a temperature above 0",
+            f"samples is {samples}, but nothing asks for randomness, so the {samples} texts of a "
+            "prompt are all the same; give a temperature above 0",
             names=["samples"],
         )
     params = replace(params, stop_ids=(*model.stop_ids, *params.stop_ids))
