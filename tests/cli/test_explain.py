@@ -62,6 +62,16 @@ def test_flags_have_no_type_in_help(name: str, capsys: pytest.CaptureFixture[str
     assert "<bool>" not in out
 
 
+def test_m_names_the_model_wherever_it_is_an_argument() -> None:
+    found = 0
+    for name, part in command().commands.items():
+        arguments = {p.metavar for p in part.params if p.param_type_name == "argument"}
+        if arguments & {"MODEL", "ORIGINAL"}:
+            found += 1
+            assert any("-m" in p.opts for p in part.params), f"lmhead {name} takes no -m"
+    assert found >= 4
+
+
 @pytest.mark.parametrize("flag", ["-V", "--version"])
 def test_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     import lmhead

@@ -4,18 +4,13 @@ from typing import Annotated
 
 import typer
 
-from lmhead.cli.options import Json
+from lmhead.cli.options import Json, ModelArgument, ModelOption, one_model
 from lmhead.models.registry import DEFAULT_MODEL
 
 
 def screen(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A folder, a .gguf file, a built-in name or a Hugging Face id.",
-        ),
-    ] = DEFAULT_MODEL,
+    model: ModelArgument = None,
+    same_model: ModelOption = None,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Make the copy anew even if it is there.")
     ] = False,
@@ -30,14 +25,15 @@ def screen(
     from lmhead.head.screened import ScreenedHead
     from lmhead.models.resolve import resolve
 
-    folder = resolve(model, render.progress)
+    name = one_model(model, same_model, DEFAULT_MODEL)
+    folder = resolve(name, render.progress)
     head = LMHead.from_pretrained(folder)
     screened = ScreenedHead.from_head(
         head, folder, save=True, rebuild=rebuild, progress=render.progress
     )
     whole = head.vocab_size * head.hidden_size * 4
     result = {
-        "model": model,
+        "model": name,
         "path": str(screened.path),
         "head_sha256": head.sha256,
         "vocab_size": head.vocab_size,
@@ -50,7 +46,7 @@ def screen(
         render.print_json(result)
         return
     render.out().print(
-        f"{model}: {head.vocab_size:,} x {head.hidden_size:,} in "
+        f"{name}: {head.vocab_size:,} x {head.hidden_size:,} in "
         f"{render.size(screened.screen.nbytes)}, "
         f"{render.percent(screened.screen.nbytes / whole)} of the float32 head\n{screened.path}"
     )
