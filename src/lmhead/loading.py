@@ -18,7 +18,7 @@ from lmhead.body.states import batches
 from lmhead.errors import BadCheckpoint, BadInput, LMHeadWarning, UnsupportedModel
 from lmhead.files.checkpoint import open_checkpoint
 from lmhead.head import LMHead
-from lmhead.head.pretrained import causal_config
+from lmhead.head.find.pretrained import causal_config
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.models.resolve import resolve
 from lmhead.progress import Progress, silent

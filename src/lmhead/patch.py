@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lmhead.errors import UnsupportedModel
-from lmhead.head.locate import locate
+from lmhead.head.find.locate import locate
 from lmhead.loss import linear_cross_entropy
 
 if TYPE_CHECKING:

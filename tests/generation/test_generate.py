@@ -1,13 +1,14 @@
 """Generation on the real model: the same tokens as transformers, and every promise of ours."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
 
 from lmhead.errors import BadInput, LMHeadWarning
 from lmhead.generation import generate, stream
-from lmhead.head import TopK
+from lmhead.head import Head, TopK
 from lmhead.loading import Model
 from lmhead.sampling import SamplingParams
 
@@ -128,18 +129,11 @@ def test_logprobs_are_those_of_the_model(model: Model) -> None:
 def test_rows_without_a_token_are_never_drawn(model: Model) -> None:
     """A head whose padding rows score highest still gives only tokens."""
 
-    class Padded:
+    class Padded(Head):
         vocab_size, hidden_size, sha256 = model.head.vocab_size + 64, model.head.hidden_size, ""
 
         def __call__(self, h: torch.Tensor, *, from_block: bool = False) -> torch.Tensor:
             return torch.nn.functional.pad(model.head(h, from_block=from_block), (0, 64), value=1e4)
-
-        def topk(self, h: torch.Tensor, k: int, *, from_block: bool = False) -> TopK:
-            z, ids = self(h, from_block=from_block).topk(k)
-            return TopK(ids, z)
-
-        def sample(self, *_: object) -> torch.Tensor:
-            raise AssertionError("not used")
 
     expected = generate("The capital of France is", model, max_tokens=5)[0].ids
     assert (
@@ -151,17 +145,17 @@ def test_any_engine_with_the_verbs_gives_the_same_greedy_tokens(model: Model) ->
     """An engine that is not LMHead is asked for its topk alone."""
     asked = []
 
-    class Engine:
+    class Engine(Head):
         vocab_size, hidden_size, sha256 = model.head.vocab_size, model.head.hidden_size, ""
 
         def __call__(self, h: torch.Tensor, *, from_block: bool = False) -> torch.Tensor:
             raise AssertionError("the full logits were not needed")
 
-        def topk(self, h: torch.Tensor, k: int, *, from_block: bool = False) -> TopK:
+        def topk(self, h: torch.Tensor, k: int, **options: Any) -> TopK:
             asked.append(k)
-            return model.head.topk(h, k, from_block=from_block)
+            return model.head.topk(h, k, **options)
 
-        def sample(self, *_: object) -> torch.Tensor:
+        def sample(self, *_: object, **__: object) -> torch.Tensor:
             raise AssertionError("not used")
 
     engine = Engine()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lmhead.errors import BadCheckpoint, BadInput
 from lmhead.head import Head, LMHead, Scale
-from lmhead.head.base import ranked
+from lmhead.head.answers import ranked
 
 BATCHES = [(), (3,), (2, 5), (0,), (1, 1, 4)]
 

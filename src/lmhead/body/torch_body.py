@@ -19,7 +19,7 @@ from lmhead.body.base import Additions
 from lmhead.body.state import State
 from lmhead.body.tap import install, taking_input
 from lmhead.errors import UnsupportedModel
-from lmhead.head.locate import output_layer
+from lmhead.head.find.locate import output_layer
 
 # Of a configuration, what says nothing about the model: where it lay, and who wrote it.
 _ELSEWHERE = {"_name_or_path", "transformers_version"}

@@ -1,7 +1,8 @@
 """Which question to ask a head: all logits, the best tokens only, or a draw.
 
 Most filters look at the best tokens alone, or change the logits of a few ids that are known
-beforehand (the ones they touch). Then an engine need not give all V logits.
+beforehand (the ones they touch). Then a head need not give all V logits, and one that has something
+better to do (`reads_all` is false) is not asked for them.
 """
 
 from collections.abc import Sequence
@@ -9,8 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lmhead.head import Edit, Head, LMHead
-from lmhead.head.screened import ScreenedHead
+from lmhead.head import Edit, Head
 from lmhead.sampling import Candidates, Logprobs, Sampler, SequenceState
 from lmhead.sampling.params import GREEDY_BELOW
 
@@ -22,8 +22,8 @@ def next_ids(
 ) -> tuple[list[int], tuple[Logprobs, ...] | None]:
     """Draw one id per row of h `[B, d]`, by the verb of the head that fits the sampler."""
     logits: Tensor | Candidates | None = None
-    if not isinstance(head, LMHead) and sampler.params.logprobs is None:
-        if isinstance(head, ScreenedHead) and _draws_from_all(sampler):
+    if not head.reads_all and sampler.params.logprobs is None:
+        if _draws_from_all(sampler):
             return _draw(head, h, sampler, states), None
         k = _best_needed(sampler)
         logits = None if k is None else _candidates(head, h, k, sampler, states)
@@ -55,17 +55,8 @@ def _candidates(
     """Ask for the k best tokens, and the touched ones where there are any."""
     V = sampler.vocab_size or head.vocab_size
     touches = any(f.touches for f in sampler.filters)
-    if not isinstance(head, ScreenedHead):
-        if touches:
-            return None
-        best = head.topk(h, min(k, head.vocab_size))
-        if bool((best.ids >= V).any()):  # rows without a token are among the best
-            return None
-    elif touches:
-        touched = [sampler.touched(s, V) for s in states]
-        best = head.candidates(h, k, touched, limit=V)
-    else:
-        best = head.topk(h, min(k, V), limit=V)
+    touched = [sampler.touched(s, V) for s in states] if touches else None
+    best = head.candidates(h, k, touched, limit=V)
     if not bool((best.logits.amax(-1) < torch.inf).all()):  # NaN: let all logits tell
         return None
     return Candidates.of(best.ids, best.logits, V)
@@ -80,9 +71,7 @@ def _draws_from_all(sampler: Sampler) -> bool:
     return len(after) <= 1 and all(f.touches or f.name == "temperature" for f in sampler.filters)
 
 
-def _draw(
-    head: ScreenedHead, h: Tensor, sampler: Sampler, states: Sequence[SequenceState]
-) -> list[int]:
+def _draw(head: Head, h: Tensor, sampler: Sampler, states: Sequence[SequenceState]) -> list[int]:
     """Draw from the softmax of all logits, each sequence with its own generator."""
     V = sampler.vocab_size or head.vocab_size
     touching = [f for f in sampler.filters if f.touches]

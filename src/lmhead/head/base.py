@@ -1,26 +1,55 @@
-"""What every engine of a head promises, and the order in which it names tokens.
+"""The contract of a head, and the defaults of its verbs.
+
+An engine brings `__call__`, `score`, `loss` and its sizes; what it cannot do better than from all
+its logits, it inherits from here. A caller never asks which engine it has.
 
 Symbols: h hidden state `[..., d]`, z logits `[..., V]`, V vocabulary rows, d hidden size.
 """
 
-import math
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lmhead.errors import BadInput
+from lmhead.head.answers import (
+    Generators,
+    check_k,
+    check_share,
+    check_temperature,
+    drawn,
+    nucleus,
+    ranked,
+)
+from lmhead.head.answers import TopK as TopK  # shown here, where the verbs are
+from lmhead.head.edits import Edits, edited
+
+GREEDY_BELOW = torch.finfo(torch.float32).tiny
+"""Temperatures so small that float32 cannot divide by them are greedy, as 0 is."""
 
 
-class TopK(NamedTuple):
-    """The k best tokens, best first; equal logits stand in the order of their ids."""
+class Known(NamedTuple):
+    """Logits z `[..., n]` of the ids `[n]`, ascending; None: of all. Every other token has -inf."""
 
-    ids: Tensor  # [..., k]
-    logits: Tensor  # [..., k]
+    z: Tensor
+    ids: Tensor | None
+
+    def below(self, V: int) -> "Known":
+        """Leave out the ids from V on."""
+        if self.ids is None:
+            return Known(self.z[..., :V], None)
+        n = int(torch.searchsorted(self.ids, V))
+        if not n:
+            raise BadInput(f"no token of this head is below the limit {V:,}; raise the limit")
+        return Known(self.z[..., :n], self.ids[:n])
+
+    def named(self, columns: Tensor) -> Tensor:
+        """Give the ids of columns."""
+        return columns if self.ids is None else self.ids[columns]
 
 
-@runtime_checkable  # for tests: before Python 3.12 isinstance computes sha256
-class Head(Protocol):
+class Head:
     """The last layer of a language model, however it is computed.
 
     Every verb takes what enters the projection: transformers' `last_hidden_state`, what a body
@@ -28,94 +57,186 @@ class Head(Protocol):
     applies the final norm first.
     """
 
+    reads_all = False
+    """Whether each answer costs all logits; who can use them all may as well ask for them."""
+
     @property
     def vocab_size(self) -> int:
         """V, the number of logits."""
-        ...
+        raise NotImplementedError
 
     @property
     def hidden_size(self) -> int:
         """d, the width of what enters the projection."""
-        ...
+        raise NotImplementedError
 
     @property
     def sha256(self) -> str:
         """What the projection is, as one hexadecimal number."""
-        ...
+        raise NotImplementedError
 
     def __call__(self, h: Tensor, *, from_block: bool = False) -> Tensor:
         """Score every token: `[..., d]` to logits `[..., V]`."""
-        ...
+        raise NotImplementedError
 
-    def topk(self, h: Tensor, k: int, *, from_block: bool = False) -> TopK:
-        """Return the k best tokens, ids and logits `[..., k]` each."""
-        ...
+    def score(self, h: Tensor, ids: Tensor, *, from_block: bool = False) -> Tensor:
+        """Score just these tokens: logits `[..., n]`.
 
+        `ids` are `[n]`, the same for every state, or `[..., n]`, own ones for each.
+        """
+        raise NotImplementedError
+
+    def loss(
+        self, h: Tensor, targets: Tensor, *, from_block: bool = False, **options: Any
+    ) -> Tensor:
+        """Give the cross-entropy of `targets [...]` under the head; the logits are never held.
+
+        `options` are those of `linear_cross_entropy`: reduction, ignore_index, label_smoothing,
+        z_loss, chunk.
+        """
+        raise NotImplementedError
+
+    def topk(
+        self,
+        h: Tensor,
+        k: int,
+        *,
+        edits: Edits = None,
+        limit: int | None = None,
+        from_block: bool = False,
+    ) -> TopK:
+        """Return the k best tokens, ids and logits `[..., k]` each.
+
+        Best first; among equal logits the lower id is the better one. `edits`, one for all states
+        or one for each, change logits first; only ids below `limit` take part.
+        """
+        check_k(k, self._limit(limit))
+        known = self._answers(h, edits, limit, from_block)
+        best = ranked(known.z, k)
+        return TopK(known.named(best.ids), best.logits)
+
+    @torch.no_grad()
+    def candidates(
+        self,
+        h: Tensor,
+        k: int,
+        touched: Sequence[Tensor] | None = None,
+        *,
+        limit: int | None = None,
+        from_block: bool = False,
+    ) -> TopK:
+        """Return the touched ids of each state and the k best of the others, with plain logits.
+
+        Whatever is then done to the logits of the touched ids, the k best of all are among these.
+        States with fewer are filled up with the id `limit` (or V) and the logit -inf.
+        """
+        V = self._limit(limit)
+        k = min(k, V)
+        if touched is None:
+            return self.topk(h, k, limit=limit, from_block=from_block)
+        check_k(k, V)
+        z = self(h, from_block=from_block)[..., :V]
+        rows = z.reshape(-1, V)
+        found = []
+        if len(touched) != len(rows):
+            raise BadInput(f"got touched ids for {len(touched)} of {len(rows)} states")
+        for row, given in zip(rows, touched, strict=True):
+            ids = check_ids(given, V).to(row.device)
+            best = ranked(row.index_fill(0, ids, -torch.inf), k)
+            others = ~torch.isin(best.ids, ids)  # where touched ones fill up what is not there
+            found.append(
+                TopK(
+                    torch.cat([ids, best.ids[others]]),
+                    torch.cat([row[ids], best.logits[others]]),
+                )
+            )
+        return joined(found, V, z)
+
+    @torch.no_grad()
     def sample(
         self,
         h: Tensor,
         temperature: float = 1.0,
         top_k: int | None = None,
         *,
-        generator: torch.Generator | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        generator: Generators = None,
+        edits: Edits = None,
+        limit: int | None = None,
         from_block: bool = False,
     ) -> Tensor:
-        """Draw the next token: ids `[...]`."""
-        ...
+        """Draw the next token: ids `[...]`.
+
+        Edits first, then temperature (0 is greedy), top_k (exactly that many, the lower ids first
+        among equal logits), top_p, min_p. One generator for all states, or one for each. Only ids
+        below `limit` take part.
+        """
+        check_temperature(temperature)
+        check_share("top_p", top_p)
+        check_share("min_p", min_p)
+        V = self._limit(limit)
+        if top_k is not None:
+            check_k(top_k, V)
+        known = self._answers(h, edits, limit, from_block)
+        z, named = known.z, known.named
+        if temperature < GREEDY_BELOW or top_k is not None or top_p is not None:
+            k = 1 if temperature < GREEDY_BELOW else min(top_k or V, z.shape[-1])
+            best = ranked(z, k)
+            z = nucleus(best.logits, temperature, top_p, min_p) if k > 1 else best.logits
+            at = drawn(z, temperature, generator)
+            return named(best.ids.gather(-1, at.unsqueeze(-1)).squeeze(-1))
+        return named(drawn(nucleus(z, temperature, None, min_p), temperature, generator))
+
+    def _known(self, h: Tensor, from_block: bool) -> Known:
+        """Give the logits of the tokens that this engine has."""
+        return Known(self(h, from_block=from_block), None)
+
+    def _answers(self, h: Tensor, edits: Edits, limit: int | None, from_block: bool) -> Known:
+        """Give the logits of the tokens below the limit, edited."""
+        V = self._limit(limit)
+        if edits is None:
+            return self._known(h, from_block).below(V)
+        return Known(edited(self(h, from_block=from_block)[..., :V], edits), None)
+
+    def _limit(self, limit: int | None) -> int:
+        if limit is None:
+            return self.vocab_size
+        check_k(limit, self.vocab_size, "limit")
+        return limit
 
 
-def ranked(z: Tensor, k: int) -> TopK:
-    """Return the k largest of `z [..., V]`, equal ones in the order of their ids.
-
-    torch.topk leaves open which of several equal logits it returns, and in which order; in
-    bfloat16 equal logits are common.
-    """
-    check_k(k, z.shape[-1])
-    values, ids = torch.topk(z, k, dim=-1)  # [..., k]
-    floor = values[..., -1:]  # [..., 1]
-    # Only where more logits equal the k-th than there is room for is the choice itself open.
-    crowded = (z == floor).sum(-1) > (values == floor).sum(-1)  # [...]
-    if crowded.any():
-        rows, level = z[crowded], floor[crowded]  # [n, V], [n, 1]
-        above = ~(rows <= level)  # NaN counts as largest, as in torch.topk
-        equal = rows == level
-        room = k - above.sum(-1, keepdim=True)
-        kept = above | (equal & (equal.cumsum(-1) <= room))  # exactly k in every row
-        ids[crowded] = kept.nonzero()[:, -1].view(-1, k)
-    ids = ids.sort(dim=-1).values
-    values, order = z.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
-    return TopK(ids.gather(-1, order), values)
+def check_ids(ids: Tensor, V: int, what: str = "the touched ids") -> Tensor:
+    """Return ids of any shape as int64, if they are ids below V."""
+    if not isinstance(ids, Tensor):
+        raise BadInput(f"{what} are a {type(ids).__name__}; expected a tensor of whole numbers")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise BadInput(f"{what} are {ids.dtype}; expected whole numbers")
+    if ids.numel():
+        low, high = (int(end) for end in torch.aminmax(ids))
+        if low < 0 or high >= V:
+            wrong = low if low < 0 else high
+            raise BadInput(f"{what} hold {wrong:,}; expected ids from 0 to {V - 1:,}")
+    return ids.long()
 
 
-def draw(z: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """Draw one index `[...]` from softmax(z / temperature), z `[..., V]`.
-
-    Temperatures so small that float32 cannot divide by them are greedy, as 0 is.
-    """
-    check_temperature(temperature)
-    best = z.amax(-1, keepdim=True)
-    if not best.isfinite().all():
+def check_shape(ids: Tensor, states: Tensor) -> None:
+    """Refuse ids that are neither `[n]` for all states `[..., d]` nor `[..., n]`, own ones each."""
+    if ids.ndim != 1 and (ids.ndim == 0 or ids.shape[:-1] != states.shape[:-1]):
         raise BadInput(
-            "the largest logit is not finite, so there is nothing to sample from; "
-            "check h for NaN and infinity"
+            f"ids have shape {list(ids.shape)} for states of shape {list(states.shape)}; "
+            "expected [n], the same for all, or [..., n], own ones for each state"
         )
-    if temperature < torch.finfo(torch.float32).tiny:
-        return ranked(z, 1).ids[..., 0]
-    # The largest is taken off first: dividing by a small temperature then cannot overflow.
-    p = torch.softmax((z - best).float() / temperature, dim=-1)
-    ids = torch.multinomial(p.reshape(-1, z.shape[-1]), 1, generator=generator)
-    return ids.view(z.shape[:-1])
 
 
-def check_k(k: int, size: int) -> None:
-    """Refuse a k that is no number of tokens of a vocabulary of `size`."""
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= size:
-        raise BadInput(f"k is {k!r}; expected a whole number from 1 to the vocabulary's {size:,}")
-
-
-def check_temperature(temperature: float) -> None:
-    """Refuse a temperature that is negative or no number."""
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise BadInput(
-            f"temperature is {temperature}; expected a finite number, 0 (greedy) or more"
-        )
+def joined(found: Sequence[TopK], V: int, like: Tensor) -> TopK:
+    """Put rows of different length together, `[..., n]` for the states of `like [..., x]`."""
+    widest = max((len(row.ids) for row in found), default=0)
+    ids = torch.full((len(found), widest), V, dtype=torch.int64, device=like.device)
+    dtype = found[0].logits.dtype if found else like.dtype
+    z = torch.full((len(found), widest), -torch.inf, dtype=dtype, device=like.device)
+    for n, row in enumerate(found):
+        ids[n, : len(row.ids)] = row.ids
+        z[n, : len(row.ids)] = row.logits
+    shape = like.shape[:-1]
+    return TopK(ids.view(*shape, widest), z.view(*shape, widest))

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmhead.errors import BadCheckpoint, BadInput
-from lmhead.head.base import TopK, check_k, check_temperature, draw, ranked
+from lmhead.head.answers import check_k
+from lmhead.head.base import Head, check_ids, check_shape
 from lmhead.head.steps import Scale
 from lmhead.loss import linear_cross_entropy
 from lmhead.progress import Progress, silent
@@ -24,7 +25,7 @@ from lmhead.progress import Progress, silent
 _CHUNK = 2**22  # elements looked at together, where a copy is unavoidable
 
 
-class LMHead(nn.Module):
+class LMHead(nn.Module, Head):
     """The last layer of a language model: final norm, projection, scale and softcap.
 
     - `weight [V, d]`, `bias [V]`: the projection. They are kept as they are, never copied; of a
@@ -40,6 +41,7 @@ class LMHead(nn.Module):
     - `state_size`: the width of what enters the norm, where a projection in it makes that differ.
     """
 
+    reads_all = True
     weight: Tensor
     bias: Tensor | None
     norm: nn.Module | None
@@ -98,7 +100,7 @@ class LMHead(nn.Module):
         The head is found by watching the model work on two tokens. `inputs` replaces the
         arguments of that trial run for a model that needs more than `input_ids`.
         """
-        from lmhead.head.locate import locate
+        from lmhead.head.find.locate import locate
 
         head = locate(model, **inputs).head
         head.require_finite()
@@ -111,7 +113,7 @@ class LMHead(nn.Module):
         The tensors are memory-mapped where their dtype is the one the model is to have; they do
         not require gradients until `requires_grad_()` is called.
         """
-        from lmhead.head.pretrained import read_head
+        from lmhead.head.find.pretrained import read_head
         from lmhead.models.resolve import resolve
 
         head = read_head(resolve(model, progress))
@@ -133,7 +135,7 @@ class LMHead(nn.Module):
         if self.norm is not None and from_block:
             h = self.norm(_check_width(h, self.state_size, "the state before the final norm"))
         what = "the state that enters the projection"
-        if h.shape[-1:] == (self.state_size,) != (self.hidden_size,):
+        if getattr(h, "shape", ())[-1:] == (self.state_size,) != (self.hidden_size,):
             what += " (pass from_block=True for a state straight from a block)"
         return _check_width(h, self.hidden_size, what)
 
@@ -145,43 +147,42 @@ class LMHead(nn.Module):
         """
         h = self.entering(h, from_block=from_block)
         z = F.linear(h.to(self.weight.dtype), self.weight, self.bias)  # [..., V]
+        return self._finish(z)[..., : self.vocab_size]
+
+    def _finish(self, z: Tensor) -> Tensor:
+        """Do to logits of any shape what comes after the projection."""
         if self.logits_dtype is not None:
             z = z.to(self.logits_dtype)
         if self.scale is not None:
             z = self.scale(z)
         if self.softcap is not None:
             z = torch.tanh(z / self.softcap) * self.softcap
-        return z[..., : self.vocab_size]
+        return z
 
-    def topk(self, h: Tensor, k: int, *, from_block: bool = False) -> TopK:
-        """Return the k best tokens, ids and logits `[..., k]` each.
+    def score(self, h: Tensor, ids: Tensor, *, from_block: bool = False) -> Tensor:
+        """Score just these tokens: logits `[..., n]`; only their rows are read.
 
-        Best first; among equal logits the lower id is the better one.
+        `ids` are `[n]`, the same for every state, or `[..., n]`, own ones for each. The arithmetic
+        is that of `head(h)` but for the order in which d products are added up: before scale and
+        softcap the two differ by at most 2 d u |W_i| |h|, u half the distance from 1 to the next
+        number (2^-24 in float32, where the sums of 16-bit weights are taken too, and rounded once
+        to the weight's dtype).
         """
-        check_k(k, self.vocab_size)
-        return ranked(self(h, from_block=from_block), k)
-
-    @torch.no_grad()
-    def sample(
-        self,
-        h: Tensor,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        *,
-        generator: torch.Generator | None = None,
-        from_block: bool = False,
-    ) -> Tensor:
-        """Draw the next token: ids `[...]`.
-
-        Temperature 0 is greedy. `top_k` keeps exactly that many tokens, the lower ids first among
-        equal logits.
-        """
-        check_temperature(temperature)
-        if top_k is None:
-            return draw(self(h, from_block=from_block), temperature, generator)
-        best = self.topk(h, top_k, from_block=from_block)
-        pick = draw(best.logits, temperature, generator)
-        return best.ids.gather(-1, pick.unsqueeze(-1)).squeeze(-1)
+        h = self.entering(h, from_block=from_block).to(self.weight.dtype)
+        ids = check_ids(ids, self.vocab_size, "ids").to(self.weight.device)
+        check_shape(ids, h)
+        if ids.ndim == 1:
+            bias = None if self.bias is None else self.bias[ids]
+            return self._finish(F.linear(h, self.weight[ids], bias))
+        n = ids.shape[-1]
+        own, states = ids.reshape(-1, n), h.reshape(-1, self.hidden_size)
+        step = max(1, _CHUNK // max(1, n * self.hidden_size))  # states whose rows are held together
+        parts = [
+            torch.bmm(self.weight[own[at : at + step]], states[at : at + step].unsqueeze(-1))
+            for at in range(0, max(1, len(own)), step)
+        ]
+        z = torch.cat(parts).squeeze(-1)  # [B, n]
+        return self._finish(z if self.bias is None else z + self.bias[own]).view(ids.shape)
 
     def loss(
         self, h: Tensor, targets: Tensor, *, from_block: bool = False, **options: Any
@@ -272,6 +273,10 @@ class LMHead(nn.Module):
 
 
 def _check_width(h: Tensor, width: int, what: str) -> Tensor:
+    if not isinstance(h, Tensor):
+        raise BadInput(
+            f"h is a {type(h).__name__}; expected a torch tensor of hidden states [..., {width}]"
+        )
     got = h.shape[-1] if h.ndim else 0
     if got != width:
         raise BadInput(f"h has width {got}, but {what} has {width}; expected h of [..., {width}]")

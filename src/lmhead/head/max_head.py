@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lmhead.errors import UnsupportedModel
-from lmhead.head.base import TopK, check_k, check_temperature, draw, ranked
+from lmhead.head.base import Head
 from lmhead.head.dense import LMHead
 from lmhead.models.max_runtime import compile_graph, require_max
 from lmhead.progress import Progress, silent
@@ -20,12 +20,14 @@ from lmhead.progress import Progress, silent
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class MaxHead:
+class MaxHead(Head):
     """A dense head on MAX, for inference on the CPU; made by `MaxHead.from_head`.
 
     MAX computes in float32. It reads a float32 weight where it lies, so that the two heads share
     it; of another dtype it has a copy.
     """
+
+    reads_all = True
 
     def __init__(self, dense: LMHead, progress: Progress = silent) -> None:
         require_max()
@@ -73,30 +75,15 @@ class MaxHead:
         z: Tensor = self._project(rows)  # [N, V]
         return z.to(self._dtype).view(*h.shape[:-1], self.vocab_size)
 
-    def topk(self, h: Tensor, k: int, *, from_block: bool = False) -> TopK:
-        """Return the k best tokens, ids and logits `[..., k]` each.
+    def score(self, h: Tensor, ids: Tensor, *, from_block: bool = False) -> Tensor:
+        """Score just these tokens, logits `[..., n]`: the dense head does, from those rows."""
+        return self.dense.score(h, ids, from_block=from_block)
 
-        Best first; among equal logits the lower id is the better one.
-        """
-        check_k(k, self.vocab_size)
-        return ranked(self(h, from_block=from_block), k)
-
-    def sample(
-        self,
-        h: Tensor,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        *,
-        generator: torch.Generator | None = None,
-        from_block: bool = False,
+    def loss(
+        self, h: Tensor, targets: Tensor, *, from_block: bool = False, **options: Any
     ) -> Tensor:
-        """Draw the next token: ids `[...]`. Temperature 0 is greedy."""
-        check_temperature(temperature)
-        if top_k is None:
-            return draw(self(h, from_block=from_block), temperature, generator)
-        best = self.topk(h, top_k, from_block=from_block)
-        pick = draw(best.logits, temperature, generator)
-        return best.ids.gather(-1, pick.unsqueeze(-1)).squeeze(-1)
+        """Give the cross-entropy of `targets [...]`, with gradients: the dense head's."""
+        return self.dense.loss(h, targets, from_block=from_block, **options)
 
     def __repr__(self) -> str:
         return f"MaxHead({self.dense!r})"

@@ -12,45 +12,45 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lmhead.errors import LMHeadError
-from lmhead.head.base import TopK, check_k, check_temperature
+from lmhead.head.answers import (
+    Generators,
+    TopK,
+    check_k,
+    check_share,
+    check_temperature,
+    each,
+)
+from lmhead.head.base import GREEDY_BELOW, Head, check_ids, check_shape, joined
 from lmhead.head.dense import LMHead
+from lmhead.head.edits import Edit, Edits, check_edit
 from lmhead.head.screening.bounds import Float32, Ints, Screen, build_screen
 from lmhead.head.screening.checks import (
     Kernels,
     check_copy,
     check_head,
-    check_ids,
-    check_share,
-    each,
     kernels_named,
 )
-from lmhead.head.screening.edits import Edit
-from lmhead.head.screening.file import load_screen, save_screen, screen_paths
+from lmhead.head.screening.file import load_screen, save_first, screen_paths
 from lmhead.head.screening.query import NOTHING, Query
 from lmhead.head.screening.ranking import Scored, Transform
 from lmhead.head.screening.rejection import Chances, nucleus, pick
 from lmhead.head.screening.rows import DenseRow, Row, ScreenedRow
 from lmhead.head.screening.scanner import TOGETHER, Scanner
 from lmhead.head.screening.stats import Stats
+from lmhead.head.screening.weights import Weights
 from lmhead.progress import Progress, silent
 
-_MADE_OF = ("weight", "bias")
-_GREEDY_BELOW = torch.finfo(torch.float32).tiny
-
 Logits = TypeVar("Logits", np.float32, np.float64)
-Edits = Edit | Sequence[Edit | None] | None
-Generators = torch.Generator | Sequence[torch.Generator] | None
 
 
-class ScreenedHead:
+class ScreenedHead(Head):
     """The answers of a dense head, from an int8 copy and a few exact rows.
 
     `dense` stays in use: its weight is read where a row is scored exactly. `kernels` is numba's
@@ -86,7 +86,7 @@ class ScreenedHead:
         self._width = (dense.hidden_size,)
         self._V = dense.vocab_size
         self._bare = factor == 1 and not dense.softcap  # a logit is the score itself
-        self._made_of = _Weights(dense)
+        self._made_of = Weights(dense)
         self._chances = Chances()
         self._lock = threading.Lock()  # one scanner, and numba's threads serve one caller at a time
 
@@ -114,7 +114,7 @@ class ScreenedHead:
         screen = build_screen(head.weight.detach(), head.vocab_size, progress)
         if not save:
             return cls(head, screen, kernels)
-        path = _save(screen, paths, head.sha256)
+        path = save_first(screen, paths, head.sha256)
         mapped = load_screen(path, head.sha256)  # from now on in the page cache, shared by all
         return cls(head, mapped or screen, kernels, path)
 
@@ -190,7 +190,7 @@ class ScreenedHead:
         if top_p is not None or min_p is not None:
             check_share("top_p", top_p)
             check_share("min_p", min_p)
-        if temperature < _GREEDY_BELOW:
+        if temperature < GREEDY_BELOW:
             return self.topk(h, 1, from_block=from_block, edits=edits, limit=limit).ids[..., 0]
         V = self._limit(limit)
         if top_k is not None:
@@ -228,8 +228,8 @@ class ScreenedHead:
         k: int,
         touched: Sequence[Tensor] | None = None,
         *,
-        from_block: bool = False,
         limit: int | None = None,
+        from_block: bool = False,
     ) -> TopK:
         """Return the touched ids of each state and the k best of the others, with plain logits.
 
@@ -238,19 +238,41 @@ class ScreenedHead:
         """
         V = self._limit(limit)
         k = min(k, V)
+        if touched is None:
+            return self.topk(h, k, limit=limit, from_block=from_block)
         check_k(k, V)
-        states = _array(entering := self._states(h, from_block))
-        plain = None if touched is None else [Edit(ids, _unchanged) for ids in touched]
+        states = self._states(h, from_block)
+        plain = [Edit(check_ids(ids, V), _unchanged) for ids in touched]
         with self._lock:
-            found = [row.candidates(k) for row in self._rows(states, plain, V)]
-        widest = max((len(scored.ids) for scored in found), default=0)
-        ids = torch.full((len(found), widest), V, dtype=torch.int64)
-        y = torch.full((len(found), widest), -torch.inf)
-        for n, scored in enumerate(found):
-            ids[n, : len(scored.ids)] = torch.from_numpy(scored.ids)
-            y[n, : len(scored.ids)] = torch.from_numpy(scored.z)
-        shape = entering.shape[:-1]
-        return TopK(ids.view(*shape, widest), y.view(*shape, widest))
+            rows = [row.candidates(k) for row in self._rows(_array(states), plain, V)]
+        found = [TopK(torch.from_numpy(one.ids), torch.from_numpy(one.z).float()) for one in rows]
+        return joined(found, V, states)
+
+    def score(self, h: Tensor, ids: Tensor, *, from_block: bool = False) -> Tensor:
+        """Score just these tokens, logits `[..., n]`, in float64 and rounded once to float32.
+
+        These are the numbers that `topk` gives. `ids` are `[n]`, the same for every state, or
+        `[..., n]`, own ones for each.
+        """
+        states = self._states(h, from_block)
+        ids = check_ids(ids, self._V, "ids")
+        check_shape(ids, states)
+        shape = *states.shape[:-1], ids.shape[-1]
+        own = ids.expand(shape).reshape(math.prod(shape[:-1]), shape[-1]).cpu().numpy()
+        z = np.empty(own.shape)
+        scanner = self._scanner
+        with self._lock:
+            self._made_of.check()
+            for n, state in enumerate(_array(states)):
+                if own.shape[1]:
+                    z[n] = self.kernels.scores(scanner.numbers, scanner.bias, own[n], state)
+        return torch.from_numpy(self._transform(z)).float().view(shape)
+
+    def loss(
+        self, h: Tensor, targets: Tensor, *, from_block: bool = False, **options: Any
+    ) -> Tensor:
+        """Give the cross-entropy of `targets [...]`, with gradients: the dense head's."""
+        return self.dense.loss(h, targets, from_block=from_block, **options)
 
     def _best(
         self, states: Tensor, k: int, edits: Edits, V: int, dtype: type[Logits]
@@ -309,7 +331,7 @@ class ScreenedHead:
         self._made_of.check()
         changes = each(edits, len(states), "edits")
         for edit in changes if edits is not None else ():
-            check_ids(edit, V)
+            check_edit(edit, V)
         self.stats.states += len(states)
         for first in range(0, len(states), TOGETHER):
             part = states[first : first + TOGETHER]
@@ -329,8 +351,8 @@ class ScreenedHead:
     @torch.no_grad()
     def _dense_row(self, h: Float32, edit: Edit | None, V: int) -> DenseRow:
         y = self.dense(torch.from_numpy(h))[:V].double()
-        if edit is not None:
-            y = y.index_copy(0, edit.ids, edit.change(y[edit.ids]).double())
+        if edit is not None and len(edit.ids):
+            y = y.index_copy(0, edit.ids, edit.apply(y[edit.ids]))
         return DenseRow(y.numpy())
 
     @torch.no_grad()
@@ -340,8 +362,7 @@ class ScreenedHead:
             return NOTHING
         rows = query.score(edit.ids.numpy())
         query.exclude(rows.ids)
-        y = edit.change(torch.from_numpy(self._transform(rows.z)))
-        return Scored(rows.ids, y.double().numpy())
+        return Scored(rows.ids, edit.apply(torch.from_numpy(self._transform(rows.z))).numpy())
 
     def _states(self, h: Tensor, from_block: bool) -> Tensor:
         """Give what enters the projection, `[..., d]`, in float32 as the weight's dtype has it."""
@@ -361,51 +382,10 @@ class ScreenedHead:
             and h.is_contiguous()
         )
 
-    def _limit(self, limit: int | None) -> int:
-        if limit is None:
-            return self._V
-        check_k(limit, self._V)
-        return limit
-
     def __repr__(self) -> str:
         share = self.screen.nbytes / (self.vocab_size * self.hidden_size * 4)
         loops = "numba" if self.compiled else "torch"
         return f"ScreenedHead({self.dense!r}, copy={share:.1%} of float32, loops={loops})"
-
-
-def _save(screen: Screen, paths: Sequence[Path], sha256: str) -> Path:
-    """Write to the first of the places that can be written."""
-    *others, last = paths
-    for path in others:
-        try:
-            return save_screen(screen, path, sha256)
-        except LMHeadError:
-            continue  # a model folder that cannot be written is nothing unusual
-    return save_screen(screen, last, sha256)
-
-
-class _Weights:
-    """The numbers that a copy was made of: where they lie, and how often they were written to."""
-
-    def __init__(self, head: LMHead) -> None:
-        # Asked for where torch keeps them: to ask the module by name takes longer.
-        places = [(kept, n) for kept in (head._parameters, head._buffers) for n in _MADE_OF]
-        self._found = [(kept, name, _identity(kept.get(name))) for kept, name in places]
-
-    def check(self) -> None:
-        """Refuse to go on where they are no longer the same."""
-        for kept, name, found in self._found:
-            if _identity(kept.get(name)) != found:
-                raise LMHeadError(
-                    "the head's weights changed after its int8 copy was made; "
-                    "make it again with ScreenedHead.from_head"
-                )
-
-
-def _identity(tensor: Tensor | None) -> tuple[int, int] | None:
-    if tensor is None:
-        return None
-    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
 
 
 def _array(states: Tensor) -> Float32:

@@ -9,18 +9,20 @@ Symbols: h hidden state `[..., d]`, K kept rows, V rows of the whole head.
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lmhead.errors import BadInput
-from lmhead.head.base import TopK, check_k, draw, ranked
+from lmhead.head.answers import TopK
+from lmhead.head.base import Head, Known, check_ids
 from lmhead.head.dense import LMHead
 
 _BLOCK = 64
 
 
-class TrimmedHead(nn.Module):
+class TrimmedHead(nn.Module, Head):
     """A head with the rows of a keep-set only, and the original ids.
 
     `kept` holds canonical ids, ascending. The kept logits are those of `head`; all others are -inf.
@@ -60,6 +62,7 @@ class TrimmedHead(nn.Module):
             head.softcap,
             head.scale,
             logits_dtype=head.logits_dtype,
+            state_size=head.state_size,
         )
 
     @classmethod
@@ -106,28 +109,61 @@ class TrimmedHead(nn.Module):
         whole = z.new_full((*z.shape[:-1], self._vocab_size), float("-inf"))
         return whole.index_copy(-1, self.kept, z)
 
-    def topk(self, h: Tensor, k: int, *, from_block: bool = False) -> TopK:
-        """Return the k best kept tokens, ids and logits `[..., k]` each."""
-        check_k(k, len(self.kept))
-        best = ranked(self._kept_logits(h, from_block), k)
-        return TopK(self.kept[best.ids], best.logits)  # ascending ids keep the order of ties
+    def score(self, h: Tensor, ids: Tensor, *, from_block: bool = False) -> Tensor:
+        """Score just these tokens: logits `[..., n]`, -inf where the row is gone.
 
-    @torch.no_grad()
-    def sample(
+        As close to `head(h)` as `LMHead.score` is.
+        """
+        ids = check_ids(ids, self._vocab_size, "ids").to(self.kept.device).contiguous()
+        place = torch.searchsorted(self.kept, ids).clamp_(max=len(self.kept) - 1)
+        z = self.rows.score(h, self._at[place], from_block=from_block)
+        return z.masked_fill(self.kept[place] != ids, -torch.inf)
+
+    def candidates(
         self,
         h: Tensor,
-        temperature: float = 1.0,
-        top_k: int | None = None,
+        k: int,
+        touched: Sequence[Tensor] | None = None,
         *,
-        generator: torch.Generator | None = None,
+        limit: int | None = None,
         from_block: bool = False,
+    ) -> TopK:
+        """Return the touched ids of each state and the k best of the others, with plain logits."""
+        if touched is None:  # no more than there are
+            k = min(k, int(torch.searchsorted(self.kept, self._limit(limit))) or k)
+        return super().candidates(h, k, touched, limit=limit, from_block=from_block)
+
+    def loss(
+        self, h: Tensor, targets: Tensor, *, from_block: bool = False, **options: Any
     ) -> Tensor:
-        """Draw the next token among the kept ones: ids `[...]`."""
-        if top_k is None:
-            return self.kept[draw(self._kept_logits(h, from_block), temperature, generator)]
-        best = self.topk(h, top_k, from_block=from_block)
-        pick = draw(best.logits, temperature, generator)
-        return best.ids.gather(-1, pick.unsqueeze(-1)).squeeze(-1)
+        """Give the cross-entropy of `targets [...]` among the kept tokens; inf for a dropped one.
+
+        label_smoothing spreads over the kept tokens alone.
+        """
+        ignore = options.get("ignore_index", -100)
+        there = targets != ignore
+        ids = check_ids(
+            targets.where(there, self.kept[0]), self._vocab_size, "targets"
+        ).contiguous()
+        place = torch.searchsorted(self.kept, ids).clamp_(max=len(self.kept) - 1)
+        gone = there & (self.kept[place] != ids)
+        whole, bias = self.rows, self.rows.bias
+        kept = LMHead(
+            whole.weight[self._at],
+            None if bias is None else bias[self._at],
+            whole.norm,
+            whole.softcap,
+            whole.scale,
+            logits_dtype=whole.logits_dtype,
+            state_size=whole.state_size,
+        )
+        loss = kept.loss(h, place.where(there & ~gone, ignore), from_block=from_block, **options)
+        if loss.ndim == gone.ndim:
+            return loss.masked_fill(gone, torch.inf)
+        return loss + torch.inf if bool(gone.any()) else loss
+
+    def _known(self, h: Tensor, from_block: bool) -> Known:
+        return Known(self._kept_logits(h, from_block), self.kept)
 
     def _kept_logits(self, h: Tensor, from_block: bool) -> Tensor:
         z: Tensor = self.rows(h, from_block=from_block)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lmhead.errors import BadInput, LMHeadError, UnsupportedModel
 from lmhead.files.jsons import read_json
-from lmhead.head.pretrained import read_head
+from lmhead.head.find.pretrained import read_head
 from lmhead.head.trimmed import TrimmedHead
 from lmhead.loading import Model, load
 from lmhead.progress import Progress, silent, titled

@@ -1,20 +1,17 @@
 """What a screened head refuses, and how it reads its arguments."""
 
-from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 
 from lmhead.errors import BadInput, MissingExtra, UnsupportedModel
 from lmhead.head.dense import LMHead
 from lmhead.head.screening.bounds import Screen
-from lmhead.head.screening.edits import Edit
 
 Kernels = Literal["auto", "numba", "torch"]
-T = TypeVar("T", Edit, torch.Generator)
 
 
 def check_head(head: LMHead) -> None:
@@ -39,34 +36,6 @@ def check_copy(screen: Screen, head: LMHead) -> None:
             f"the int8 copy is of {screen.vocab_size} x {screen.hidden_size}, the head has "
             f"{head.vocab_size} x {head.hidden_size}; expected the head's own copy"
         )
-
-
-def check_share(name: str, share: float | None) -> None:
-    """Refuse what is no share of a whole."""
-    if share is not None and not 0 <= share <= 1:
-        raise BadInput(f"{name} is {share}; expected a number from 0 to 1, or None")
-
-
-def check_ids(edit: Edit | None, V: int) -> None:
-    """Refuse an edit of ids that are not below V."""
-    if edit is None or not len(edit.ids):
-        return
-    low, high = int(edit.ids.min()), int(edit.ids.max())
-    if low < 0 or high >= V:
-        raise BadInput(
-            f"an edit touches the id {low if low < 0 else high}; expected ids from 0 to {V - 1:,}"
-        )
-
-
-def each(
-    given: T | Sequence[T | None] | Sequence[T] | None, n: int, what: str
-) -> Sequence[T | None]:
-    """Give one for every state: the same one, or those of a list as long as there are states."""
-    if given is None or not isinstance(given, Sequence):  # to ask None takes no time
-        return [given] * n
-    if len(given) != n:
-        raise BadInput(f"got {len(given)} {what} for {n} states; expected one, or one for each")
-    return given
 
 
 def kernels_named(which: Kernels) -> ModuleType:

@@ -4,13 +4,14 @@ Its metadata holds the version of the layout and the head's SHA-256. A file that
 head, or to another layout, is not this head's copy and is made anew.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from lmhead.errors import BadCheckpoint
+from lmhead.errors import BadCheckpoint, LMHeadError
 from lmhead.files.cache import cache_root
 from lmhead.files.whole import written_whole
 from lmhead.head.screening.bounds import BLOCK, LANES, Screen, padded
@@ -74,3 +75,14 @@ def load_screen(path: Path, sha256: str) -> Screen | None:
                 f"expected {kind} {list(shape)}; remove it and run `lmhead screen` again"
             )
     return screen
+
+
+def save_first(screen: Screen, paths: Sequence[Path], sha256: str) -> Path:
+    """Write to the first of the places that can be written."""
+    *others, last = paths
+    for path in others:
+        try:
+            return save_screen(screen, path, sha256)
+        except LMHeadError:
+            continue  # a model folder that cannot be written is nothing unusual
+    return save_screen(screen, last, sha256)

@@ -203,7 +203,8 @@ def nucleus(kept: Scored, temperature: float, top_p: float | None, min_p: float 
     """Cut tokens by their probability: top_p (best first, the one that crosses it stays), min_p."""
     if top_p is None and min_p is None:
         return kept
-    p = np.exp((kept.z - kept.z.max()) / temperature)
+    best = require_finite(float(kept.z.max(initial=-np.inf)))
+    p = np.exp((kept.z - best) / temperature)
     stays = np.ones(len(p), bool)
     if top_p is not None:
         before = np.cumsum(p) - p

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from lmhead.head.base import ranked
+from lmhead.head.answers import ranked
 from lmhead.head.screening.bounds import Float32, Float64
 from lmhead.head.screening.query import NOTHING, Query
 from lmhead.head.screening.ranking import Scored, Transform

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lmhead.errors import BadCheckpoint, UnsupportedModel
 from lmhead.files.checkpoint import Checkpoint, open_checkpoint
 from lmhead.head.dense import LMHead
-from lmhead.head.locate import locate
+from lmhead.head.find.locate import locate
 from lmhead.models.settings import keep_own_code
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from lmhead.errors import UnsupportedModel
 from lmhead.head.dense import LMHead
+from lmhead.head.find.trace import Call, record, tensors_in
 from lmhead.head.steps import POINTWISE, Cast, Pointwise, Scale
-from lmhead.head.trace import Call, record, tensors_in
 
 _ALIASES = {
     "truediv": "div",

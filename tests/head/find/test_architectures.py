@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from lmhead.errors import UnsupportedModel
 from lmhead.head import LMHead
-from lmhead.head.locate import locate, output_layer
+from lmhead.head.find.locate import locate, output_layer
 
 NAMES = list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 # How many of them are built and compared here, at least.

@@ -19,7 +19,7 @@ from transformers.models.musicgen import MusicgenDecoderConfig
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
 from lmhead.head import LMHead
-from lmhead.head.locate import locate
+from lmhead.head.find.locate import locate
 
 Tiny = Callable[..., PreTrainedModel]
 
