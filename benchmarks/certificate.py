@@ -21,7 +21,7 @@ from lmhead import load
 from lmhead.head import LMHead
 from lmhead.loading import Model
 from lmhead.steer import HEAD, Certificate, alpha_for, certify
-from lmhead.steer.builtin import builtin
+from lmhead.steer.learn.builtin import builtin_data
 from lmhead.steer.prompts import NEUTRAL
 from lmhead.steer.states import read_states
 
@@ -79,7 +79,7 @@ def attack(head: LMHead, added: Tensor, start: Tensor, what: int, steps: int) ->
 
 
 def vectors(model: Model) -> dict[str, Tensor]:
-    rows = builtin().rows[::3]
+    rows = builtin_data().rows[::3]
     states = read_states(model, rows).at(HEAD).float()
     y = torch.tensor([row.label for row in rows])
     weight = model.head.weight.detach()

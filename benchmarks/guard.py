@@ -20,8 +20,8 @@ from lmhead import SteeringVector, generate, load
 from lmhead.head import LMHead
 from lmhead.loading import Model
 from lmhead.steer import guard, steer
-from lmhead.steer.audit import distinct_2
-from lmhead.steer.builtin import builtin
+from lmhead.steer.bound.auditing import distinct_2
+from lmhead.steer.learn.builtin import builtin_data
 from lmhead.steer.states import read_states
 
 PROMPTS = (
@@ -54,7 +54,7 @@ class Recorded(LMHead):
 
 def difference(model: Model, layer: int, alpha: float) -> SteeringVector:
     """Return the mean state of true statements less that of false ones."""
-    rows = builtin().rows
+    rows = builtin_data().rows
     x = read_states(model, rows).at(layer)
     y = torch.tensor([row.label for row in rows])
     return SteeringVector(x[y == 1].mean(0) - x[y == 0].mean(0), layer, alpha)

@@ -35,18 +35,20 @@ from lmhead.body.blocks import Blocks
 from lmhead.body.states import States
 from lmhead.loading import Model, load
 from lmhead.steer import SteeringVector, certify
-from lmhead.steer.baselines import baselines
-from lmhead.steer.constraints import Constraints, harm
-from lmhead.steer.data import Data, read
-from lmhead.steer.detect import prototype_scores, score_rows
-from lmhead.steer.evaluate import Steered, evaluate
-from lmhead.steer.frontier import PROMPT, SETTINGS, measure
+from lmhead.steer.bound.constraints import Constraints
+from lmhead.steer.judge.baselines import score_baselines
+from lmhead.steer.judge.detector import prototype_scores, score_rows
+from lmhead.steer.judge.evaluation import Steered, evaluate
+from lmhead.steer.judge.frontier import PROMPT, SETTINGS, measure_point
+from lmhead.steer.learn.data import Data, read
+from lmhead.steer.learn.request import Request
+from lmhead.steer.learn.training import known, labels_of, train
+from lmhead.steer.learn.tsv import Settings
+from lmhead.steer.measure import harm, token_head
 from lmhead.steer.metrics import auroc_interval
 from lmhead.steer.prompts import NEUTRAL
 from lmhead.steer.runs import Runs
 from lmhead.steer.states import read_states
-from lmhead.steer.train import Request, known, labels_of, train
-from lmhead.steer.tsv import Settings
 
 TABLES = ("head", "detect", "frontier", "steer", "time")
 Result = dict[str, Any]
@@ -126,8 +128,8 @@ def head_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
                     )
                     vector = train(data, bench.model, request)
                     neutral = Runs.read(bench.model, NEUTRAL, "head")
-                    seen = harm(bench.model.head, *neutral.compare(vector.added))
-                    found["range"].append(certify(bench.model.head, vector).range)
+                    seen = harm(token_head(bench.model), *neutral.compare(vector.added))
+                    found["range"].append(certify(bench.model, vector).range)
                     found["prompts_range"].append(float(seen.range.max()))
                     found["auroc"].append(vector.card.metrics["validation_auroc"])
                     found["test"].append(test_auroc(bench, vector, data, request)["value"])
@@ -161,7 +163,9 @@ def detect_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
                 vector = train(data, bench.model, request, states=states)
                 scores = score_rows(vector, parts.test, bench.model, states=test)
                 found = auroc_interval(scores, labels_of(parts.test), seed=seed).to_dict()
-                others = {b.name: b.auroc.to_dict() for b in baselines(parts, fitted, test, seed)}
+                others = {
+                    b.name: b.auroc.to_dict() for b in score_baselines(parts, fitted, test, seed)
+                }
                 return {"auto": found, **others}
 
             found = bench.once(f"linear-{name_of(data)}-{seed}", linear)
@@ -207,7 +211,7 @@ def frontier_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
                 r = Runs.read(bench.model, valid, layer).last(vector.added)
                 scores = prototype_scores(vector, r)
                 effect = auroc_interval(scores, labels_of(valid)).value
-                point = measure(name, request.seed, effect, vector, bench.model, neutral)
+                point = measure_point(name, request.seed, effect, vector, bench.model, neutral)
                 test = test_auroc(bench, vector, data, request)["value"]
                 return {**point.to_dict(), "test": test}
 
@@ -242,8 +246,8 @@ def steer_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
                     found[name] = {
                         "alpha": done.alpha,
                         "gain": done.gain.to_dict(),
-                        "range": seen.delta.range,
-                        "max_kl": seen.kl_max,
+                        "range": seen.max_range,
+                        "max_kl": seen.max_kl,
                         "perplexity": seen.perplexity[1] / seen.perplexity[0],
                         "distinct_2": seen.distinct_2[1] / seen.distinct_2[0],
                         "text": seen.continuations[0][2],

@@ -31,13 +31,14 @@ from lmhead.cli import render
 from lmhead.errors import LMHeadError, MissingExtra, how_to_install
 from lmhead.loading import Model
 from lmhead.steer import HEAD, SteeringVector, SteeringWarning, audit, certify, guard, steer
-from lmhead.steer.audit import Audit, distinct_2
-from lmhead.steer.builtin import builtin
-from lmhead.steer.constraints import Constraints
-from lmhead.steer.detect import detect
+from lmhead.steer.bound.auditing import Audit, distinct_2
+from lmhead.steer.bound.constraints import Constraints
+from lmhead.steer.judge.detector import detect
+from lmhead.steer.learn.builtin import builtin_data
+from lmhead.steer.learn.request import Request
+from lmhead.steer.learn.training import train
+from lmhead.steer.learn.tsv import Settings
 from lmhead.steer.metrics import auroc
-from lmhead.steer.train import Request, train
-from lmhead.steer.tsv import Settings
 
 TRAININGS = {
     "no constraint": Constraints(),
@@ -144,7 +145,7 @@ def trained(
 ) -> SteeringVector:
     """Train a detector at a layer."""
     return train(
-        builtin(),
+        builtin_data(),
         model,
         method="tsv",
         layer=layer,
@@ -159,7 +160,7 @@ def trained(
 
 def tested(model: Model, args: argparse.Namespace, vector: SteeringVector) -> float:
     """Return the AUROC on the test rows of the split that it was trained on."""
-    rows = Request(unlabelled=0, validation=0, seed=args.seed).split(builtin()).test
+    rows = Request(unlabelled=0, validation=0, seed=args.seed).split(builtin_data()).test
     scores = detect(vector, [row.text for row in rows], model, progress=render.progress)
     return auroc(torch.tensor([s.score for s in scores]), torch.tensor([r.label for r in rows]))
 
@@ -170,9 +171,9 @@ def case(model: Model, name: str, score: float, found: Audit, text: str, distinc
     return Case(
         name,
         score,
-        found.delta.centred_max,
-        found.kl_max,
-        found.kl_median,
+        found.max_delta,
+        found.max_kl,
+        found.median_kl,
         found.flips,
         tuple(model.token_text(i) for i in worst),
         text,
@@ -182,7 +183,7 @@ def case(model: Model, name: str, score: float, found: Audit, text: str, distinc
 
 def at_head(model: Model, args: argparse.Namespace, vector: SteeringVector) -> dict[str, Any]:
     """Return what is proved about a vector at the head's input."""
-    proved = certify(model.head, vector)
+    proved = certify(model, vector)
     return {
         "auroc": tested(model, args, vector),
         "range": proved.range,

@@ -50,8 +50,8 @@ def test_check_at_the_head(
         alpha_for(LMHead.from_pretrained(smollm2), v, 2.0), rel=1e-6
     )
     assert told["within_budget"] is False
-    assert audit["delta"]["range"] == pytest.approx(certificate["range"], rel=1e-4)
-    assert audit["kl_max"] <= certificate["kl_bound"]
+    assert audit["max_range"] == pytest.approx(certificate["range"], rel=1e-4)
+    assert audit["max_kl"] <= certificate["kl_bound"]
     assert plot.read_bytes()[:4] == b"\x89PNG"
 
     alpha = certificate["max_alpha"]

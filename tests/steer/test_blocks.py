@@ -10,7 +10,7 @@ from lmhead.body.blocks import Blocks
 from lmhead.errors import BadInput
 from lmhead.loading import Model
 from lmhead.steer import HEAD, SteeringVector
-from lmhead.steer.blocks import steering
+from lmhead.steer.bound.steering import additions
 
 Tiny = Callable[[str], Model]
 FAMILIES = ("llama", "gpt2", "gemma3")
@@ -65,16 +65,16 @@ def test_adding_to_some_rows_leaves_the_others_alone(tiny: Tiny, family: str) ->
 def test_layers_and_widths_that_do_not_fit(tiny: Tiny) -> None:
     body = tiny("llama").body
     with pytest.raises(BadInput, match=r"the layer is 3, but the model has 3 blocks; expected 0"):
-        steering(body, [SteeringVector(torch.ones(24), 3)])
+        additions(body, [SteeringVector(torch.ones(24), 3)])
     for layer in (1, HEAD):
         with pytest.raises(BadInput, match=r"width 23, but the model's states .* have 24"):
-            steering(body, [SteeringVector(torch.ones(23), layer)])
+            additions(body, [SteeringVector(torch.ones(23), layer)])
 
 
 def test_several_vectors_add_up(tiny: Tiny) -> None:
     v = SteeringVector(torch.ones(24), 1, 2.0)
     w = SteeringVector(torch.ones(24), HEAD, 0.5)
-    total = steering(tiny("llama").body, [v, w, v])
+    total = additions(tiny("llama").body, [v, w, v])
     assert set(total) == {1, HEAD}
     assert torch.equal(total[1], torch.full((24,), 4.0))
     assert torch.equal(total[HEAD], torch.full((24,), 0.5))

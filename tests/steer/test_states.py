@@ -10,7 +10,7 @@ from lmhead.body.blocks import Blocks
 from lmhead.body.states import States, batches
 from lmhead.errors import BadInput
 from lmhead.loading import Model
-from lmhead.steer.data import Row
+from lmhead.steer.learn.data import Row
 from lmhead.steer.runs import Runs, frozen
 from lmhead.steer.states import encode, read_states
 from lmhead.steer.vector import HEAD

@@ -22,8 +22,8 @@ def detect(
     from lmhead.cli import render
     from lmhead.loading import load
     from lmhead.steer import SteeringVector
-    from lmhead.steer.detect import detect as run
-    from lmhead.steer.detect import require_detector
+    from lmhead.steer.judge.detector import detect as run
+    from lmhead.steer.judge.detector import require_detector
 
     loaded_vector = SteeringVector.load(vector)
     require_detector(loaded_vector)

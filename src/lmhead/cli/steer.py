@@ -84,33 +84,32 @@ def check(
     from lmhead.cli import render
     from lmhead.loading import load
     from lmhead.steer import HEAD, audit, certify, load_vectors
-    from lmhead.steer.apply import torch_body, warn_of_other_heads, with_alpha
-    from lmhead.steer.blocks import steering
-    from lmhead.steer.certificate import check_budget
+    from lmhead.steer.bound.certificate import check_budget
+    from lmhead.steer.bound.steering import additions, torch_body, warn_of_other_heads, with_alpha
 
     vectors = with_alpha(load_vectors(vector), alpha)
     if budget is not None:
         check_budget(budget)
     if plot is not None:
-        from lmhead.steer.pictures import check_plot
+        from lmhead.cli.plots import check_plot
 
         check_plot(plot)
     texts = None if prompts is None else read_prompts(prompts)
     loaded = load(model, progress=render.progress)
-    added = steering(torch_body(loaded), vectors)
+    added = additions(torch_body(loaded), vectors)
     with noted():
         warn_of_other_heads(loaded, vectors)
     if budget is None and len(vectors) == 1:
         budget = vectors[0].card.budget
     certificate = None
     if set(added) == {HEAD}:
-        certificate = certify(loaded.head, vectors[0], budget=budget)
+        certificate = certify(loaded, vectors[0], budget=budget)
     found = audit(loaded, vectors, texts, progress=render.progress)
     verdict = _verdict(loaded, vectors, budget, certificate, found)
     if plot is not None:
-        from lmhead.cli.steer_plot import draw
+        from lmhead.cli.plots import draw_check
 
-        draw(plot, loaded, vector.name, vectors, budget, found)
+        draw_check(plot, loaded, vector.name, vectors, budget, found)
     if json:
         render.print_json(
             {
@@ -192,13 +191,13 @@ def _verdict(
     found: "Audit",
 ) -> _Verdict:
     from lmhead.steer import alpha_for
-    from lmhead.steer.apply import OFFERED_BUDGET, OFFERED_KL_CAP
+    from lmhead.steer.bound.steering import OFFERED_BUDGET, OFFERED_KL_CAP
 
-    r = found.delta.range if certificate is None else certificate.range
+    r = found.max_range if certificate is None else certificate.range
     if budget is None:
         if certificate is None:
             return _Verdict(None, f"no budget; --kl-cap {OFFERED_KL_CAP:g} guards a generation")
-        most = alpha_for(loaded.head, vectors[0], OFFERED_BUDGET)
+        most = alpha_for(loaded, vectors[0], OFFERED_BUDGET)
         return _Verdict(
             None, f"no budget; --budget {OFFERED_BUDGET:g} would allow alpha up to {most:.4g}"
         )
@@ -279,14 +278,15 @@ def _show_audit(found: "Audit") -> None:
 
     from lmhead.cli import render
 
-    d = found.delta
     facts = render.Facts(f"Audit: measured on {_texts(found)}, {found.positions:,} positions")
-    facts("|delta logit|", f"max {d.max:.4g}, 99th percentile {d.p99:.4g}")
-    facts("... less its mean", f"max {d.centred_max:.4g}, 99th percentile {d.centred_p99:.4g}")
-    facts("range of delta", f"{d.range:.4g}")
+    facts(
+        "|delta logit|", f"max {found.max_raw_delta:.4g}, 99th percentile {found.p99_raw_delta:.4g}"
+    )
+    facts("... less its mean", f"max {found.max_delta:.4g}, 99th percentile {found.p99_delta:.4g}")
+    facts("range of delta", f"{found.max_range:.4g}")
     facts(
         "KL(p || p') in nat",
-        f"max {found.kl_max:.4g}, mean {found.kl_mean:.4g}, median {found.kl_median:.4g}",
+        f"max {found.max_kl:.4g}, mean {found.mean_kl:.4g}, median {found.median_kl:.4g}",
     )
     facts("best token changed", render.percent(found.flips))
     for name, (before, after), form in (
@@ -362,8 +362,8 @@ class Steering:
         if fit and budget is None:
             raise BadInput("--fit is given without a budget to fit to; add --budget B")
         from lmhead.steer import load_vectors
-        from lmhead.steer.apply import with_alpha
-        from lmhead.steer.certificate import check_budget
+        from lmhead.steer.bound.certificate import check_budget
+        from lmhead.steer.bound.steering import with_alpha
 
         for name, limit in (("the budget", budget), ("the KL cap", kl_cap)):
             if limit is not None:

@@ -11,7 +11,7 @@ from lmhead.cli.steer_train import DataFile
 from lmhead.models.registry import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from lmhead.steer.evaluate import Detected, Steered
+    from lmhead.steer.judge.evaluation import Detected, Steered
     from lmhead.steer.metrics import Interval
 
 
@@ -42,8 +42,8 @@ def eval_(
     from lmhead.cli import render
     from lmhead.loading import load
     from lmhead.steer import SteeringVector
-    from lmhead.steer.data import read
-    from lmhead.steer.evaluate import Detected, evaluate
+    from lmhead.steer.judge.evaluation import Detected, evaluate
+    from lmhead.steer.learn.data import read
 
     loaded_vector, rows = SteeringVector.load(vector), read(data)
     loaded = load(model, progress=render.progress)
@@ -99,8 +99,8 @@ def _show_steered(result: "Steered") -> None:
     facts("alpha", f"{result.alpha:.4g}")
     facts("log-odds of true endings", f"{value} more than {result.log_odds:.3f} (95 %: {interval})")
     facts("true ending likelier", " -> ".join(render.percent(share) for share in result.right))
-    facts("neutral text: range of delta", f"max {found.delta.range:.3f} logits")
-    facts("neutral text: KL", f"max {found.kl_max:.3f}, median {found.kl_median:.4f} nat")
+    facts("neutral text: range of delta", f"max {found.max_range:.3f} logits")
+    facts("neutral text: KL", f"max {found.max_kl:.3f}, median {found.median_kl:.4f} nat")
     facts("best token changed", render.percent(found.flips))
     facts("perplexity", " -> ".join(f"{p:.2f}" for p in found.perplexity))
     facts("distinct-2", " -> ".join(f"{p:.3f}" for p in found.distinct_2))

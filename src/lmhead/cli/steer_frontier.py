@@ -20,7 +20,7 @@ from lmhead.cli.steer_train import (
 from lmhead.models.registry import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from lmhead.steer.frontier import Frontier
+    from lmhead.steer.judge.frontier import Frontier
 
 
 def frontier(
@@ -45,14 +45,12 @@ def frontier(
     """Train under every constraint and budget; show effect against harm."""
     chosen = parse_layer(layer)
     from lmhead.cli import render
+    from lmhead.cli.plots import check_plot, draw_frontier
     from lmhead.loading import load
-    from lmhead.steer.data import read
-    from lmhead.steer.frontier import SETTINGS, STEERING
-    from lmhead.steer.frontier import frontier as run
-    from lmhead.steer.frontier import plot as draw
-    from lmhead.steer.pictures import check_plot
-    from lmhead.steer.train import Request
-    from lmhead.steer.tsv import Settings
+    from lmhead.steer.judge.frontier import SETTINGS, STEERING, find_frontier
+    from lmhead.steer.learn.data import read
+    from lmhead.steer.learn.request import Request
+    from lmhead.steer.learn.tsv import Settings
 
     if plot is not None:
         check_plot(plot)
@@ -68,7 +66,7 @@ def frontier(
     )
     rows = read(data)
     loaded = load(model, progress=render.progress)
-    result = run(
+    result = find_frontier(
         rows,
         loaded,
         request,
@@ -78,7 +76,7 @@ def frontier(
         progress=render.progress,
     )
     if plot is not None:
-        draw(result, plot)
+        draw_frontier(result, plot)
     if json:
         render.print_json(result.to_dict())
     else:

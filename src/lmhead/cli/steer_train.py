@@ -126,11 +126,11 @@ def train(
     chosen = parse_layer(layer)
     from lmhead.cli import render
     from lmhead.loading import load
-    from lmhead.steer.constraints import Constraints
-    from lmhead.steer.data import read
-    from lmhead.steer.train import Request
-    from lmhead.steer.train import train as run
-    from lmhead.steer.tsv import Settings
+    from lmhead.steer.bound.constraints import Constraints
+    from lmhead.steer.learn.data import read
+    from lmhead.steer.learn.request import Request
+    from lmhead.steer.learn.training import train as run
+    from lmhead.steer.learn.tsv import Settings
 
     request = Request(
         job=job.value,
@@ -150,7 +150,7 @@ def train(
     if job is Job.detect:
         request.split(rows)  # what is wrong with the data is said before the model is loaded
     loaded = load(model, progress=render.progress)
-    checkpoint = out.with_name(f".{out.name}.training")
+    checkpoint = out.with_name(f".{out.name}.training") if method == "tsv" else None
     vector = run(
         rows,
         loaded,
@@ -160,7 +160,8 @@ def train(
         report=lambda told: render.note(_line(told)),
     )
     vector.save(out)
-    checkpoint.unlink(missing_ok=True)
+    if checkpoint is not None:
+        checkpoint.unlink(missing_ok=True)
     if json:
         about = vector.to_dict()
         about["data"] = {k: v for k, v in about["data"].items() if k != "sha256"}

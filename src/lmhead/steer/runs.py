@@ -15,7 +15,7 @@ from lmhead.body.blocks import Blocks
 from lmhead.body.states import BATCH, layer_states
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
-from lmhead.steer.data import Row
+from lmhead.steer.learn.data import Row
 from lmhead.steer.states import encode
 from lmhead.steer.vector import HEAD
 

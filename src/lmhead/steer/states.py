@@ -8,7 +8,7 @@ from lmhead.body.states import Encoded, States, states_of
 from lmhead.errors import BadInput
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
-from lmhead.steer.data import Row
+from lmhead.steer.learn.data import Row
 
 
 def encode(model: Model, rows: Sequence[Row | str]) -> list[Encoded]:

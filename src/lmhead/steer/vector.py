@@ -32,7 +32,7 @@ class Card:
     - `head_sha256`: the head that `certificate` was computed for.
     - `budget`: the largest range of delta, in logits, that the vector was made to keep.
     - `prototypes`: the two normalised means, truthful first, that a detector compares with.
-    - `detector`: how a detector turns a state into a score; `lmhead.steer.detect` reads it.
+    - `detector`: how a detector turns a state into a score; `lmhead.steer.judge.detector` reads it.
     - `data`: where the training rows came from, and the SHA-256 of each of them.
     - `metrics`: what was measured while training, on the split that is named there.
     """

@@ -1,0 +1,1 @@
+"""Whether vectors do their job: detectors, held-out rows, what safety costs."""

@@ -1,0 +1,103 @@
+"""Scoring new texts with a detector: how likely each is true, after what its card says.
+
+Three kinds of detector, by `card.detector["kind"]`:
+- `prototype`: alpha v is added in the scoring pass, and the last state compared with prototypes;
+- `linear`: the unsteered state x at the vector's layer gives x @ v + bias;
+- `blend`: several linear ones and the text's mean log-probability, each standardised, added up.
+Nothing is generated from any of them, so they may be as strong as they like.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmhead.body.states import States
+from lmhead.errors import BadInput
+from lmhead.loading import Model
+from lmhead.progress import Progress, silent
+from lmhead.steer.bound.steering import additions
+from lmhead.steer.learn.data import Row, closed
+from lmhead.steer.learn.tsv import score
+from lmhead.steer.runs import Runs
+from lmhead.steer.states import read_states
+from lmhead.steer.vector import SteeringVector
+
+
+@dataclass(frozen=True)
+class Detection:
+    """One text and how likely the detector finds it true, from 0 to 1."""
+
+    text: str
+    score: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {"text": self.text, "score": self.score}
+
+
+def detect(
+    vector: SteeringVector,
+    texts: Sequence[Row | str],
+    model: Model,
+    *,
+    progress: Progress = silent,
+) -> list[Detection]:
+    """Score texts; a text that no mark ends is ended by a full stop first, as in training."""
+    if not texts:
+        raise BadInput("there is no text to score; expected at least one")
+    rows = [t if isinstance(t, Row) else Row(closed(t) if t.strip() else t) for t in texts]
+    found = score_rows(vector, rows, model, progress=progress)
+    return [Detection(r.text, float(s)) for r, s in zip(rows, found, strict=True)]
+
+
+def score_rows(
+    vector: SteeringVector,
+    rows: Sequence[Row],
+    model: Model,
+    *,
+    states: States | None = None,
+    progress: Progress = silent,
+) -> Tensor:
+    """Return p(true) of every row, `[N]`; `states` are theirs, where they are known already."""
+    kind = require_detector(vector)
+    additions(model.body, [vector])  # type: ignore[arg-type]  # whether it fits the model
+    if kind == "prototype":
+        runs = Runs.read(model, rows, vector.layer, progress=progress)
+        return prototype_scores(vector, runs.last(vector.added))
+    if states is None:
+        states = read_states(model, rows, progress=progress)
+    return linear_scores(vector, states)
+
+
+def require_detector(vector: SteeringVector) -> str:
+    """Return the kind of detector; refuse a vector that is none."""
+    detector = vector.card.detector or {}
+    kind = str(detector.get("kind"))
+    if kind not in ("prototype", "linear", "blend") or (
+        kind == "prototype" and vector.card.prototypes is None
+    ):
+        raise BadInput(
+            f"the vector is no detector (its job is {vector.card.job}); expected one that "
+            "`lmhead steer train --for detect` wrote, unchanged"
+        )
+    return kind
+
+
+def prototype_scores(vector: SteeringVector, r: Tensor) -> Tensor:
+    """Compare states `[N, d]`, as they enter the head, with the prototypes on the card."""
+    detector = vector.card.detector or {}
+    prototypes = torch.tensor(vector.card.prototypes)
+    return score(r, prototypes, float(detector.get("temperature", 0.1)))[:, 0].exp()
+
+
+def linear_scores(vector: SteeringVector, states: States) -> Tensor:
+    """Score unsteered states by the direction, and by whatever the card blends with it."""
+    detector = vector.card.detector or {}
+    total = states.at(vector.layer) @ vector.direction + float(detector["bias"])
+    for term in detector.get("terms", ()):
+        total = total + states.at(term["layer"]) @ torch.tensor(term["direction"]) + term["bias"]
+    total = total + float(detector.get("logprob", 0.0)) * states.logprob
+    return total.sigmoid()

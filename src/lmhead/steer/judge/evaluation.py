@@ -1,0 +1,209 @@
+"""Whether a vector does its job on data it has not seen, and what it does besides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lmhead.body.states import States
+from lmhead.errors import BadInput
+from lmhead.loading import Model
+from lmhead.progress import Progress, silent
+from lmhead.steer.bound.auditing import Audit, audit
+from lmhead.steer.bound.guarding import guard
+from lmhead.steer.bound.steering import with_alpha
+from lmhead.steer.bound.strength import fitted
+from lmhead.steer.judge.baselines import SURFACE_SOLVES, Baseline, score_baselines
+from lmhead.steer.judge.detector import score_rows
+from lmhead.steer.learn.data import Data, Pair, Row, require_both, split, split_pairs
+from lmhead.steer.learn.pairs import PairRuns
+from lmhead.steer.learn.training import known
+from lmhead.steer.measure import token_head
+from lmhead.steer.metrics import Interval, auroc_interval, mean_interval
+from lmhead.steer.states import read_states
+from lmhead.steer.vector import SteeringVector
+
+
+@dataclass(frozen=True)
+class Detected:
+    """How well a detector tells true from false, beside simpler ways on the same rows."""
+
+    data: str
+    seed: int
+    rows: int
+    auroc: Interval
+    baselines: tuple[Baseline, ...]
+
+    @property
+    def surface_solves(self) -> bool:
+        """Whether the form of the texts alone tells the classes apart."""
+        return any(b.name == "surface" and b.auroc.value >= SURFACE_SOLVES for b in self.baselines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "job": "detect",
+            "data": self.data,
+            "seed": self.seed,
+            "rows": self.rows,
+            "auroc": self.auroc.to_dict(),
+            "baselines": [b.to_dict() for b in self.baselines],
+            "surface_solves": self.surface_solves,
+        }
+
+
+@dataclass(frozen=True)
+class Steered:
+    """What a vector does to held-out pairs, and to neutral text."""
+
+    data: str
+    seed: int
+    pairs: int
+    alpha: float  # that it was evaluated with
+    log_odds: float  # unsteered, mean
+    gain: Interval
+    right: tuple[float, float]  # share of pairs whose true ending is likelier, before and after
+    audit: Audit
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        found = self.audit.to_dict()
+        found.pop("continuations")
+        return {
+            "job": "steer",
+            "data": self.data,
+            "seed": self.seed,
+            "pairs": self.pairs,
+            "alpha": self.alpha,
+            "log_odds": self.log_odds,
+            "gain": self.gain.to_dict(),
+            "right": {"unsteered": self.right[0], "steered": self.right[1]},
+            "neutral": found,
+        }
+
+
+def evaluate(
+    vector: SteeringVector,
+    data: Data,
+    model: Model,
+    *,
+    seed: int | None = None,
+    test: float | None = None,
+    seen: bool = False,
+    alpha: float | None = None,
+    kl_cap: float | None = None,
+    budget: float | None = None,
+    fit: bool = False,
+    states: States | None = None,
+    progress: Progress = silent,
+) -> Detected | Steered:
+    """Evaluate a vector on the part of `data` that its own seed holds out.
+
+    `seed` and `test` (the share held out) default to those on its card. Rows that the vector was
+    trained on are refused unless `seen`; `states` are those of all rows of `data`,
+    where they are known already. A steering vector can be given another `alpha`; with `kl_cap` or
+    `budget` the guard holds it back, and what gets through is evaluated; `fit` lowers it to the
+    budget first, as `fitted` does.
+    """
+    seed = (vector.card.seed or 0) if seed is None else seed
+    test = float(vector.card.data.get("test", 0.25)) if test is None else test
+    if vector.card.job == "steer":
+        [vector] = with_alpha(vector, alpha)
+        if fit:
+            if budget is None:
+                raise BadInput("a vector is to be fitted, but to no budget; give one")
+            [vector] = fitted(model, vector, budget, progress=progress)
+        return _steered(vector, data, model, seed, test, seen, kl_cap, budget, progress)
+    if fit or any(value is not None for value in (alpha, kl_cap, budget)):
+        raise BadInput(
+            "alpha, kl_cap, budget and fit are for a vector that steers; this one detects, and "
+            "nothing is generated from it"
+        )
+    return _detected(vector, data, model, seed, test, seen, states, progress)
+
+
+def refuse_seen(vector: SteeringVector, rows: Sequence[Row | Pair], seen: bool) -> None:
+    """Refuse rows whose hash is on the card, unless told that this is meant."""
+    trained = set(vector.card.data.get("sha256", ()))
+    known_rows = sum(row.sha256 in trained for row in rows)
+    if known_rows and not seen:
+        raise BadInput(
+            f"the vector was trained on {known_rows:,} of these {len(rows):,} rows, so the figure "
+            "would flatter it; evaluate with the seed and test share it was trained with, on other "
+            "data, or say that seen rows are meant"
+        )
+
+
+def _detected(
+    vector: SteeringVector,
+    data: Data,
+    model: Model,
+    seed: int,
+    test: float,
+    seen: bool,
+    states: States | None,
+    progress: Progress,
+) -> Detected:
+    require_both(data.labelled, data.name)
+    sizes = {k: v for k, v in _sizes(vector).items() if k in ("labels", "unlabelled", "validation")}
+    parts = split(data, seed, test=test, **sizes)
+    require_both(parts.test, f"the test part of {data.name}")
+    refuse_seen(vector, parts.test, seen)
+    rows = (*parts.labelled, *parts.unlabelled, *parts.validation, *parts.test)
+    if states is None:
+        states = read_states(model, rows, progress=progress)
+    else:
+        index = {row: i for i, row in enumerate(data.rows)}
+        states = states[torch.tensor([index[row] for row in rows])]
+    n = len(rows) - len(parts.test)
+    y = torch.tensor([row.label for row in parts.test])
+    scores = score_rows(vector, parts.test, model, states=states[n:], progress=progress)
+    return Detected(
+        data.name,
+        seed,
+        len(parts.test),
+        auroc_interval(scores, y, seed=seed),
+        tuple(score_baselines(parts, known(parts, states[:n]), states[n:], seed)),
+    )
+
+
+def _sizes(vector: SteeringVector) -> dict[str, int]:
+    """How many rows of each kind the vector was trained with: baselines get the same."""
+    found = vector.card.data.get("sizes", {})
+    return {str(k): int(v) for k, v in found.items()}
+
+
+def _steered(
+    vector: SteeringVector,
+    data: Data,
+    model: Model,
+    seed: int,
+    test: float,
+    seen: bool,
+    kl_cap: float | None,
+    budget: float | None,
+    progress: Progress,
+) -> Steered:
+    if not data.pairs:
+        raise BadInput(
+            f"{data.name} holds no pairs; a steering vector is evaluated on prompt, true and false"
+        )
+    _, held = split_pairs(data.pairs, seed, test)
+    refuse_seen(vector, held, seen)
+    runs = PairRuns.read(model, held, vector.layer, progress=progress)
+    head = token_head(model)
+    before = runs.log_odds(head, None)
+    if kl_cap is not None or budget is not None:
+        head = guard(model, vector, kl_cap, budget).head
+    after = runs.log_odds(head, vector.added)
+    return Steered(
+        data.name,
+        seed,
+        len(held),
+        vector.alpha,
+        float(before.mean()),
+        mean_interval(after - before, seed=seed),
+        (float((before > 0).float().mean()), float((after > 0).float().mean())),
+        audit(model, vector, kl_cap=kl_cap, budget=budget, progress=progress),
+    )

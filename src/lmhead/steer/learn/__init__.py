@@ -1,0 +1,1 @@
+"""How vectors are found: data, linear methods, training by gradients."""

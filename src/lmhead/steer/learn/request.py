@@ -1,0 +1,68 @@
+"""What to train: the job, the method, the layer, how much data, and which constraints."""
+
+from dataclasses import dataclass
+
+from lmhead.errors import BadInput
+from lmhead.steer.bound.constraints import Constraints
+from lmhead.steer.learn.data import Data, Split, split
+from lmhead.steer.learn.select import METHODS
+from lmhead.steer.learn.tsv import FREE, PAPER, Settings
+from lmhead.steer.vector import JOBS
+
+AUTO = "auto"
+DETECTORS = (AUTO, "tsv", *METHODS)
+STEERERS = (AUTO, "gradient", *METHODS)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to train, and on how much; `method` and `layer` may be `auto`."""
+
+    job: str = "detect"
+    method: str = AUTO
+    layer: int | str = AUTO
+    labels: int = 32
+    unlabelled: int = 500
+    validation: int = 100
+    test: float = 0.25
+    seed: int = 0
+    settings: Settings = PAPER
+    constraints: Constraints = FREE
+
+    def __post_init__(self) -> None:
+        if self.job not in JOBS:
+            raise BadInput(f"the job is {self.job!r}; expected one of {', '.join(JOBS)}")
+        methods = DETECTORS if self.job == "detect" else STEERERS
+        if self.method not in methods:
+            raise BadInput(
+                f"the method is {self.method!r}; expected one of {', '.join(methods)} to {self.job}"
+            )
+        if self.job == "detect":
+            if self.method != "tsv" and self.constraints != FREE:
+                raise BadInput(
+                    f"constraints are given for the method {self.method}, which reads states and "
+                    "adds nothing to them; leave them out, or choose tsv"
+                )
+            return
+        c = self.constraints
+        if c.mean:
+            raise BadInput(
+                f"mean is {c.mean:g}, a penalty that detectors are compared by; to steer, "
+                "expected kl, excess or budget"
+            )
+        if self.method in METHODS and c.measures:
+            raise BadInput(
+                f"a penalty (kl or excess) is given for the method {self.method}, which takes its "
+                "direction from states and trains nothing; leave it out, or choose gradient"
+            )
+
+    def split(self, data: Data) -> Split:
+        """Split the data as training does; the test rows are those it never sees."""
+        return split(
+            data,
+            self.seed,
+            labels=self.labels,
+            unlabelled=self.unlabelled,
+            validation=self.validation,
+            test=self.test,
+        )

@@ -1,0 +1,149 @@
+"""Figures beside their baselines, on rows that the vector has not seen."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lmhead.errors import BadInput
+from lmhead.loading import Model, load
+from lmhead.steer.bound import auditing, strength
+from lmhead.steer.judge.baselines import surface
+from lmhead.steer.judge.evaluation import Detected, Steered, evaluate
+from lmhead.steer.learn import gradient
+from lmhead.steer.learn.builtin import builtin_data
+from lmhead.steer.learn.data import Data, Row, split_pairs
+from lmhead.steer.learn.pairs import PairRuns
+from lmhead.steer.learn.request import Request
+from lmhead.steer.learn.training import train
+from lmhead.steer.measure import token_head
+from lmhead.steer.metrics import auroc_interval, mean_interval
+
+Tiny = Callable[[str], Model]
+SMALL: dict[str, Any] = {"labels": 8, "unlabelled": 12, "validation": 10}
+
+
+@pytest.fixture
+def data() -> Data:
+    pairs = tuple(p for p in builtin_data().pairs if len(p.prompt) < 30)[::4]
+    return Data("some", tuple(row for p in pairs for row in p.rows), pairs)
+
+
+def test_a_detector_stands_beside_its_baselines(tiny: Tiny, data: Data) -> None:
+    model = tiny("llama")
+    vector = train(data, model, method="probe", seed=2, **SMALL)
+    found = evaluate(vector, data, model)
+    assert isinstance(found, Detected)
+    assert found.seed == 2
+    assert found.rows == len(Request(seed=2, **SMALL).split(data).test)
+    assert [b.name for b in found.baselines] == [
+        "perplexity", "surface", "mean-diff", "probe", "probe, all labels",
+    ]  # fmt: skip
+    # The probe baseline is the same training on the same split.
+    assert found.baselines[3].auroc == found.auroc
+    assert found.baselines[3].labels == 8
+    assert found.baselines[4].labels > 20
+    assert set(found.to_dict()) >= {"auroc", "baselines", "surface_solves"}
+
+
+def test_seen_rows_are_refused_unless_told(tiny: Tiny, data: Data) -> None:
+    model = tiny("llama")
+    vector = train(data, model, method="probe", layer=1, **SMALL)
+    with pytest.raises(BadInput, match=r"was trained on .* of these"):
+        evaluate(vector, data, model, seed=1)
+    assert isinstance(evaluate(vector, data, model, seed=1, seen=True), Detected)
+
+
+def test_data_that_form_alone_solves_is_named(tiny: Tiny) -> None:
+    words = ["ant", "bee", "cow", "dog", "eel", "fox", "gnu", "hen", "ibis", "jay"]
+    rows = [Row(f"{a} {b}" + (" and more." if i % 2 else "."), i % 2)
+            for i, (a, b) in enumerate((a, b) for a in words for b in words)]  # fmt: skip
+    data = Data("long ones are true", tuple(rows))
+    model = tiny("llama")
+    vector = train(data, model, method="probe", layer=1, **SMALL)
+    found = evaluate(vector, data, model)
+    assert isinstance(found, Detected)
+    assert found.surface_solves
+    even = Data("builtin", builtin_data().rows)
+    assert surface(even.rows[:4]).shape == (4, 8)
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    g = torch.Generator().manual_seed(0)
+    inside = 0
+    for trial in range(60):
+        found = mean_interval(torch.randn(50, generator=g), seed=trial, resamples=300)
+        inside += found.low <= 0 <= found.high
+    assert 50 <= inside <= 60
+    y = torch.arange(80) % 2
+    sure = auroc_interval(y.float(), y)
+    assert (sure.value, sure.low, sure.high) == (1.0, 1.0, 1.0)
+    chance = auroc_interval(torch.randn(80, generator=g), y)
+    assert chance.low < 0.5 < chance.high
+
+
+def test_a_steering_vector_is_evaluated_on_held_out_pairs(
+    tiny: Tiny, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradient, "NEUTRAL", ("a plain text.", "and another one, as plain."))
+    monkeypatch.setattr(auditing, "NEUTRAL", ("a plain text.", "and another one."))
+    model = tiny("llama")
+    vector = train(data, model, job="steer", method="mean-diff", layer=1)
+    found = evaluate(vector, data, model)
+    assert isinstance(found, Steered)
+    _, held = split_pairs(data.pairs, 0)
+    runs = PairRuns.read(model, held, 1)
+    head = token_head(model)
+    gain = runs.log_odds(head, vector.added) - runs.log_odds(head, None)
+    assert found.gain.value == pytest.approx(float(gain.mean()), abs=1e-5)
+    assert found.pairs == len(held)
+    assert found.audit.max_range <= 2.5
+    assert set(found.to_dict()) >= {"gain", "right", "neutral", "log_odds"}
+    with pytest.raises(BadInput, match="was trained on"):
+        evaluate(vector, data, model, seed=5)
+
+
+def test_what_the_guard_lets_through_is_evaluated(
+    tiny: Tiny, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradient, "NEUTRAL", ("a plain text.", "and another one, as plain."))
+    monkeypatch.setattr(auditing, "NEUTRAL", ("a plain text.", "and another one."))
+    model = tiny("llama")
+    vector = train(data, model, job="steer", method="mean-diff", layer=1)
+    strong = 20 * vector.alpha
+    free = evaluate(vector, data, model, alpha=strong)
+    held = evaluate(vector, data, model, alpha=strong, budget=0.5)
+    loose = evaluate(vector, data, model, alpha=strong, budget=1e6, kl_cap=1e6)
+    assert isinstance(free, Steered)
+    assert isinstance(held, Steered)
+    assert isinstance(loose, Steered)
+    assert held.audit.max_range <= 0.5 < free.audit.max_range
+    assert held.audit.max_kl < free.audit.max_kl
+    # A guard with nothing to do changes nothing.
+    assert loose.gain.value == pytest.approx(free.gain.value, abs=1e-4)
+    assert loose.audit.max_kl == pytest.approx(free.audit.max_kl, rel=1e-4)
+    monkeypatch.setattr(strength, "NEUTRAL", ("a plain text.", "and another one, as plain."))
+    lowered = evaluate(vector, data, model, alpha=strong, budget=0.5, fit=True)
+    assert isinstance(lowered, Steered)
+    assert lowered.alpha < strong == held.alpha
+    assert lowered.audit.max_range <= 0.5
+    with pytest.raises(BadInput, match="to no budget"):
+        evaluate(vector, data, model, fit=True)
+    detector = train(data, model, method="probe", layer=1, **SMALL)
+    with pytest.raises(BadInput, match="this one detects"):
+        evaluate(detector, data, model, budget=2.0)
+
+
+@pytest.mark.model
+def test_truth_has_a_direction_in_the_real_model(smollm2: Path) -> None:
+    """Learned on some tables of facts, it moves held-out pairs the right way."""
+    model = load(smollm2)
+    train_, held = split_pairs(builtin_data().pairs[::3], seed=0)
+    known = PairRuns.read(model, train_, 15)
+    x = torch.stack([x[-1] for x in known.runs.x])
+    v = x[: known.count].mean(0) - x[known.count :].mean(0)
+    runs = PairRuns.read(model, held, 15)
+    gain = runs.log_odds(model.head, 2 * v / v.norm()) - runs.log_odds(model.head, None)
+    assert mean_interval(gain).low > 0
