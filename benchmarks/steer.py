@@ -40,7 +40,8 @@ from lmhead.steer.judge.baselines import score_baselines
 from lmhead.steer.judge.detector import prototype_scores, score_rows
 from lmhead.steer.judge.evaluation import Steered, evaluate
 from lmhead.steer.judge.frontier import PROMPT, SETTINGS, measure_point
-from lmhead.steer.learn.data import Data, read
+from lmhead.steer.learn.data import Data
+from lmhead.steer.learn.reading import read_data
 from lmhead.steer.learn.request import Request
 from lmhead.steer.learn.training import known, labels_of, train
 from lmhead.steer.learn.tsv import Settings
@@ -97,7 +98,7 @@ class Bench:
 
 def take(source: str) -> Data:
     path, _, words = source.partition("::")
-    data = read(path)
+    data = read_data(path)
     if words:
         rows = tuple(row for row in data.rows if words in row.text)
         data = replace(data, name=f"{data.name} ({words.strip()})", rows=rows)
@@ -221,7 +222,7 @@ def frontier_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
 
 
 def steer_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
-    data = next((d for d in bench.data if d.pairs), None) or read("builtin")
+    data = next((d for d in bench.data if d.pairs), None) or read_data("builtin")
     rows = []
     for method in bench.options.methods.split(","):
         for seed in seeds:

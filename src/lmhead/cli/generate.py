@@ -12,7 +12,7 @@ import typer
 from lmhead.cli.options import Chat, Json, Model, parse_order, read_prompt
 from lmhead.cli.rows import Row, rows_of
 from lmhead.cli.sampling import with_controls
-from lmhead.cli.steer import Alpha, Budget, Fit, KlCap, Steering, note_guard
+from lmhead.cli.steering import Alpha, Budget, Fit, KlCap, Steering, note_guard
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
 

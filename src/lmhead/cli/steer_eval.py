@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmhead.cli.options import Json, Model
-from lmhead.cli.steer import Alpha, Budget, Fit, KlCap
 from lmhead.cli.steer_train import DataFile
+from lmhead.cli.steering import Alpha, Budget, Fit, KlCap
 from lmhead.models.registry import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def eval_(
     from lmhead.loading import load
     from lmhead.steer import SteeringVector
     from lmhead.steer.judge.evaluation import Detected, evaluate
-    from lmhead.steer.learn.data import read
+    from lmhead.steer.learn.reading import read_data
 
-    loaded_vector, rows = SteeringVector.load(vector), read(data)
+    loaded_vector, rows = SteeringVector.load(vector), read_data(data)
     loaded = load(model, progress=render.progress)
     result = evaluate(
         loaded_vector,

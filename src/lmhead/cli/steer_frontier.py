@@ -48,7 +48,7 @@ def frontier(
     from lmhead.cli.plots import check_plot, draw_frontier
     from lmhead.loading import load
     from lmhead.steer.judge.frontier import SETTINGS, STEERING, find_frontier
-    from lmhead.steer.learn.data import read
+    from lmhead.steer.learn.reading import read_data
     from lmhead.steer.learn.request import Request
     from lmhead.steer.learn.tsv import Settings
 
@@ -64,7 +64,7 @@ def frontier(
         test=test,
         settings=Settings(epochs=epochs),
     )
-    rows = read(data)
+    rows = read_data(data)
     loaded = load(model, progress=render.progress)
     result = find_frontier(
         rows,

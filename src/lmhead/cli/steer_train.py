@@ -127,7 +127,7 @@ def train(
     from lmhead.cli import render
     from lmhead.loading import load
     from lmhead.steer.bound.constraints import Constraints
-    from lmhead.steer.learn.data import read
+    from lmhead.steer.learn.reading import read_data
     from lmhead.steer.learn.request import Request
     from lmhead.steer.learn.training import train as run
     from lmhead.steer.learn.tsv import Settings
@@ -146,7 +146,7 @@ def train(
             kl=kl, excess=excess, mean=mean, threshold=threshold, budget=budget
         ),
     )
-    rows = read(data)
+    rows = read_data(data)
     if job is Job.detect:
         request.split(rows)  # what is wrong with the data is said before the model is loaded
     loaded = load(model, progress=render.progress)

@@ -7,7 +7,8 @@ import pytest
 
 from lmhead.errors import BadInput
 from lmhead.steer.learn.builtin import builtin_data
-from lmhead.steer.learn.data import Data, Pair, Row, closed, hashes, read, split, split_pairs
+from lmhead.steer.learn.data import Data, Pair, Row, closed, hashes, split, split_pairs
+from lmhead.steer.learn.reading import read_data
 
 
 def written(tmp_path: Path, text: str, name: str = "data.csv") -> Path:
@@ -17,13 +18,15 @@ def written(tmp_path: Path, text: str, name: str = "data.csv") -> Path:
 
 
 def test_statements(tmp_path: Path) -> None:
-    data = read(written(tmp_path, 'statement,label\n"Ice, it is cold",1\nFire is wet!,0\nHm.,\n'))
+    data = read_data(
+        written(tmp_path, 'statement,label\n"Ice, it is cold",1\nFire is wet!,0\nHm.,\n')
+    )
     assert data.rows == (Row("Ice, it is cold.", 1), Row("Fire is wet!", 0), Row("Hm.", None))
     assert [row.text for row in data.labelled] == ["Ice, it is cold.", "Fire is wet!"]
 
 
 def test_answers_to_a_question_are_one_group(tmp_path: Path) -> None:
-    data = read(written(tmp_path, "question,answer,label\nWhy?,So,true\nWhy?,Not so,false\n"))
+    data = read_data(written(tmp_path, "question,answer,label\nWhy?,So,true\nWhy?,Not so,false\n"))
     assert [row.text for row in data.rows] == ["Q: Why?\nA: So.", "Q: Why?\nA: Not so."]
     assert {row.group for row in data.rows} == {"Q: Why?\nA:"}
     assert [row.label for row in data.rows] == [1, 0]
@@ -31,26 +34,28 @@ def test_answers_to_a_question_are_one_group(tmp_path: Path) -> None:
 
 def test_a_column_can_say_what_belongs_together(tmp_path: Path) -> None:
     lines = [f"City {i} is in {c},{label},{i}" for i in range(40) for c, label in ("a1", "b0")]
-    data = read(written(tmp_path, "\n".join(["statement,label,group", *lines])))
+    data = read_data(written(tmp_path, "\n".join(["statement,label,group", *lines])))
     assert {row.group for row in data.rows} == {str(i) for i in range(40)}
     parts = split(data, 0, labels=8, unlabelled=10, validation=10)
     every = (parts.labelled, parts.unlabelled, parts.validation, parts.test)
     groups = [{row.group for row in part} for part in every]
     assert sum(map(len, groups)) == len(set().union(*groups))
-    alone = read(written(tmp_path, "statement,label,group\nx,1,\n"))  # an empty one says nothing
+    alone = read_data(
+        written(tmp_path, "statement,label,group\nx,1,\n")
+    )  # an empty one says nothing
     assert alone.rows[0].group == "x."
 
 
 def test_pairs_from_json_lines(tmp_path: Path) -> None:
     line = json.dumps({"prompt": "Ice is", "true": "cold", "false": " hot"})
-    data = read(written(tmp_path, line + "\n\n", "data.jsonl"))
+    data = read_data(written(tmp_path, line + "\n\n", "data.jsonl"))
     assert data.pairs == (Pair("Ice is", " cold", " hot"),)
     assert data.rows == (Row("Ice is cold.", 1, "Ice is"), Row("Ice is hot.", 0, "Ice is"))
 
 
 def test_truthfulqa_as_it_is(tmp_path: Path) -> None:
     header = "Type,Category,Question,Best Answer,Best Incorrect Answer,Correct Answers,Source"
-    data = read(written(tmp_path, f"{header}\nA,B,Who?,Nobody,Me,Nobody; No one,x\n"))
+    data = read_data(written(tmp_path, f"{header}\nA,B,Who?,Nobody,Me,Nobody; No one,x\n"))
     assert data.pairs == (Pair("Q: Who?\nA:", " Nobody", " Me"),)
 
 
@@ -69,15 +74,15 @@ def test_truthfulqa_as_it_is(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        read(written(tmp_path, text, name))
+        read_data(written(tmp_path, text, name))
 
 
 def test_missing_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no data file"):
-        read(tmp_path / "none.csv")
+        read_data(tmp_path / "none.csv")
     (tmp_path / "latin.csv").write_bytes(b"statement,label\n\xe9t\xe9,1\n")
     with pytest.raises(BadInput, match="is not UTF-8"):
-        read(tmp_path / "latin.csv")
+        read_data(tmp_path / "latin.csv")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +94,7 @@ def test_a_statement_ends_in_a_mark(text: str, after: str) -> None:
 
 
 def test_builtin_endings_tell_nothing_by_themselves() -> None:
-    data = read("builtin")
+    data = read_data("builtin")
     assert data is builtin_data()
     assert len(data.pairs) >= 250
     assert len(data.rows) == 2 * len(data.pairs)

@@ -6,7 +6,9 @@ another prompt of the same table, so that endings themselves tell nothing.
 
 from functools import cache
 
-from lmhead.steer.learn.data import BUILT_IN, Data, Pair
+from lmhead.steer.learn.data import Data, Pair
+
+BUILT_IN = "builtin"
 
 _CAPITALS = (
     "France Paris, Germany Berlin, Italy Rome, Spain Madrid, Portugal Lisbon, Greece Athens, "

@@ -1,0 +1,161 @@
+"""The options of commands that steer: which vectors, how strongly, within which limits."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lmhead.errors import BadInput
+
+if TYPE_CHECKING:
+    from lmhead.head import Head
+    from lmhead.loading import Model as Loaded
+    from lmhead.steer import GuardLog, SteeringVector
+
+Alpha = Annotated[
+    float | None,
+    typer.Option(
+        "--alpha",
+        help="The strength of every vector; its own, if not given.",
+        rich_help_panel="Steering",
+    ),
+]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        "--budget",
+        help="The largest range of delta, the change of the logits.",
+        rich_help_panel="Steering",
+    ),
+]
+KlCap = Annotated[
+    float | None,
+    typer.Option(
+        "--kl-cap",
+        help="Hold steering back at every token to this KL, in nat.",
+        rich_help_panel="Steering",
+    ),
+]
+Fit = Annotated[
+    bool,
+    typer.Option(
+        "--fit",
+        help="Lower alpha first until plain sentences keep the budget.",
+        rich_help_panel="Steering",
+    ),
+]
+
+
+@contextmanager
+def noted() -> Iterator[None]:
+    """Show what the steering code warns of as notes on stderr."""
+    from lmhead.cli import render
+    from lmhead.steer.vector import SteeringWarning
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SteeringWarning)
+        yield
+    for warning in caught:
+        if issubclass(warning.category, SteeringWarning):
+            render.note(f"warning: {warning.message}")
+        else:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+
+
+@dataclass(frozen=True)
+class Steering:
+    """The options of `generate` that steer: which vectors, how strongly, within which limits."""
+
+    vectors: Sequence["SteeringVector"]
+    alpha: float | None
+    budget: float | None
+    kl_cap: float | None
+    fit: bool
+
+    @classmethod
+    def of(
+        cls,
+        files: Sequence[Path],
+        alpha: float | None,
+        budget: float | None,
+        kl_cap: float | None,
+        fit: bool,
+    ) -> "Steering | None":
+        """Read the vectors, and refuse wrong values before a model is loaded."""
+        if not files:
+            for name, value in (("alpha", alpha), ("budget", budget), ("kl-cap", kl_cap)):
+                if value is not None:
+                    raise BadInput(f"--{name} is given without a vector; add --steer VECTOR")
+            if fit:
+                raise BadInput("--fit is given without a vector; add --steer VECTOR")
+            return None
+        if fit and budget is None:
+            raise BadInput("--fit is given without a budget to fit to; add --budget B")
+        from lmhead.steer import load_vectors
+        from lmhead.steer.bound.certificate import check_budget
+        from lmhead.steer.bound.steering import with_alpha
+
+        for name, limit in (("the budget", budget), ("the KL cap", kl_cap)):
+            if limit is not None:
+                check_budget(limit, name)
+        vectors = [v for file in files for v in load_vectors(file)]
+        return cls(with_alpha(vectors, alpha), alpha, budget, kl_cap, fit)
+
+    def fitted(self, loaded: "Loaded") -> "Steering":
+        """Lower the vectors to the budget, at the head or if asked for, and say by how much."""
+        from lmhead.steer import HEAD, fitted
+
+        at_head = all(v.layer == HEAD for v in self.vectors)
+        if self.budget is None or not (self.fit or at_head):
+            return self
+        from lmhead.cli import render
+
+        vectors = fitted(loaded, self.vectors, self.budget, progress=render.progress)
+        share = vectors[0].alpha / self.vectors[0].alpha
+        if self.fit or share < 1:
+            where = "whatever the text" if at_head else "on plain texts"
+            render.note(f"fitted: {share:.3g} of alpha keeps the budget {self.budget:g}, {where}")
+        return replace(self, vectors=vectors, alpha=None)
+
+    def apply(self, loaded: "Loaded", head: "Head") -> "tuple[Loaded, Head, GuardLog | None]":
+        """Return the steered model, the head to use with it, and the guard's log if there is one.
+
+        A budget at the head is kept by a lower strength, elsewhere by the guard.
+        """
+        from lmhead.steer import HEAD, guard, steer
+
+        with noted():
+            below = any(v.layer != HEAD for v in self.vectors)
+            if self.kl_cap is not None or (self.budget is not None and below):
+                done = guard(loaded, self.vectors, self.kl_cap, self.budget, head=head)
+                return done.model, done.head, done.log
+            return steer(loaded, self.vectors, self.alpha, self.budget), head, None
+
+    def to_dict(self, log: "GuardLog | None") -> dict[str, Any]:
+        """Return the JSON object that stands beside the generations."""
+        return {
+            "layers": [v.layer for v in self.vectors],
+            "alpha": [v.alpha for v in self.vectors],
+            "budget": self.budget,
+            "kl_cap": self.kl_cap,
+            "fit": self.fit,
+            "guard": log and log.to_dict(),
+        }
+
+
+def note_guard(log: "GuardLog | None") -> None:
+    """Say on stderr how often and how much the guard held back."""
+    from lmhead.cli import render
+
+    if log is not None:
+        render.note(
+            f"guard: held back {log.held_back:,} of {log.tokens:,} tokens, mean strength "
+            f"{log.mean_strength:.2f}; largest KL {log.max_kl:.3g} nat, largest range "
+            f"{log.max_range:.3g}"
+        )
