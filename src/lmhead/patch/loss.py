@@ -1,18 +1,21 @@
 """Teach a transformers model to compute its loss without the logits, and undo it.
 
 A causal model of transformers ends with `logits = output_layer(h)`, some arithmetic on the logits,
-and `self.loss_function(logits, labels, ...)`. Hooks and that one attribute are all it takes:
+and `self.loss_function(logits, labels, ...)`. Two hooks on the model, the tap on its output layer
+and that one attribute are all it takes:
 
-    model called with labels -> before the output layer: keep h, pass on none of its rows
+    model called with labels -> the tap at the output layer: keep h, pass on none of its rows
                              -> the model works on empty logits, [B, 0, V]
                              -> loss_function: linear_cross_entropy of the h that was kept
 
 No line of the model is replaced, so whatever else its `forward` does stays. The hooks are methods
-of one object without a reference to the model: a copy of a patched model is a patched model.
+of one object without a reference to the model: a copy of a patched model is a patched model. What
+a call keeps is its own, in a ContextVar: threads train and generate with one model side by side.
 """
 
 import inspect
-import threading
+from contextlib import ExitStack
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from lmhead.body.tap import tapped
 from lmhead.errors import UnsupportedModel
 from lmhead.head.find.locate import locate
 from lmhead.loss import linear_cross_entropy
@@ -87,7 +91,10 @@ def patch_loss(model: M, *, eval_logits: bool = True) -> M:
 
 
 def unpatch_loss(model: M) -> M:
-    """Undo `patch_loss`; nothing of it is left. An unpatched model stays as it is."""
+    """Undo `patch_loss`; an unpatched model stays as it is.
+
+    What is left after a call with labels is the tap on the output layer, which does nothing.
+    """
     patch: _LossPatch | None = vars(model).get(_NAME)
     if patch is not None:
         for handle in patch.handles:
@@ -109,9 +116,30 @@ def _calls_loss_function(model: object) -> bool:
 class _Call:
     """One forward pass with labels that is under way."""
 
-    handle: RemovableHandle  # of the hook on the output layer
+    patch: "_LossPatch"  # whose model it is
     layer: nn.Linear
+    tap: ExitStack = field(default_factory=ExitStack)
     h: Tensor | None = None  # [..., d]
+    token: "Token[_Call | None] | None" = None
+
+    def begin(self) -> None:
+        """Wait at the output layer."""
+        self.tap.enter_context(tapped(self.layer, enter=self.keep))
+        self.token = _call.set(self)
+
+    def keep(self, h: Tensor) -> Tensor:
+        """Keep what enters the output layer, and let none of its rows through."""
+        self.h = h
+        return h.narrow(-2, 0, 0)
+
+    def end(self) -> None:
+        """Leave the output layer alone again."""
+        assert self.token is not None
+        _call.reset(self.token)
+        self.tap.close()
+
+
+_call: ContextVar[_Call | None] = ContextVar("lmhead_loss", default=None)
 
 
 @dataclass
@@ -125,8 +153,6 @@ class _LossPatch:
     softcap: float | None
     eval_logits: bool
     handles: list[RemovableHandle] = field(default_factory=list)
-    # by thread, because DataParallel runs copies of a model that share this object
-    calls: dict[int, _Call] = field(default_factory=dict)
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Wait at the output layer, if the call has labels; one without runs as ever."""
@@ -136,21 +162,12 @@ class _LossPatch:
             return
         layer = model.get_submodule(self.layer_name)
         if isinstance(layer, nn.Linear):  # and not what someone put in its place, an adapter say
-            handle = layer.register_forward_pre_hook(self.keep)
-            self.calls[threading.get_ident()] = _Call(handle, layer)
-
-    def keep(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Keep what enters the output layer, and let none of its rows through."""
-        call = self.calls.get(threading.get_ident())
-        if call is None:
-            return None
-        call.h, *rest = args
-        return (call.h.narrow(-2, 0, 0), *rest)
+            _Call(self, layer).begin()
 
     def loss(self, *args: Any, **kwargs: Any) -> Tensor:
         """Stand in for transformers' ForCausalLMLoss."""
-        call = self.calls.get(threading.get_ident())
-        if call is None or call.h is None:
+        call = _call.get()
+        if call is None or call.patch is not self or call.h is None:
             value: Tensor = self.original(*args, **kwargs)
             return value
         h, call.h = call.h, None
@@ -194,10 +211,10 @@ class _LossPatch:
 
     def end(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Forget the call, also after an error."""
-        call = self.calls.pop(threading.get_ident(), None)
-        if call is None:
-            return
-        call.handle.remove()
+        call = _call.get()
+        if call is None or call.patch is not self:
+            return  # it had no labels
+        call.end()
         if call.h is not None and output is not None:
             raise UnsupportedModel(
                 f"{type(model).__name__} did not ask for its loss although it got labels; "
