@@ -85,30 +85,37 @@ def jobs_of(model: Model, tokens: int) -> dict[str, Callable[[], object]]:
     }
 
 
+def at_once(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[object]]:
+    """Run every job in a thread of its own, again and again; an error is a result as well."""
+    found: dict[str, list[object]] = {name: [] for name in jobs}
+    start = threading.Barrier(len(jobs))
+
+    def work(name: str) -> None:
+        start.wait()
+        for _ in range(rounds):
+            try:
+                found[name].append(jobs[name]())
+            except Exception as error:
+                found[name].append(repr(error))
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
 def check(model: Model, tokens: int, rounds: int) -> None:
     patch_loss(model.body.model)
     try:
         jobs = jobs_of(model, tokens)
-        alone = {name: job() for name, job in jobs.items()}
+        alone = {name: at_once({name: job}, 1)[name][0] for name, job in jobs.items()}
         for name in ("dense, drawn", "steered at a block", "steered at the head, drawn"):
             assert alone[name] != alone["dense"]  # the settings do something
         assert alone["dense"] == alone["screened"]
-        together: dict[str, list[object]] = {name: [] for name in jobs}
-        start = threading.Barrier(len(jobs))
-
-        def work(name: str) -> None:
-            start.wait()
-            for _ in range(rounds):
-                try:
-                    together[name].append(jobs[name]())
-                except Exception as error:
-                    together[name].append(repr(error))
-
-        threads = [threading.Thread(target=work, args=(name,)) for name in jobs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        assert not any(isinstance(result, str) for result in alone.values()), alone
+        together = at_once(jobs, rounds)
     finally:
         unpatch_loss(model.body.model)
     assert together == {name: [result] * rounds for name, result in alone.items()}
