@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 PROMPT = "The capital of France is"
 
@@ -121,3 +122,26 @@ def test_a_field_that_the_result_would_hide_is_refused(
     done = run("--prompts", str(file), "-n", "1")
     assert done.returncode == 2
     assert 'has a field "text", which the result has too; rename it' in done.stderr
+
+
+@pytest.mark.model
+def test_device_and_dtype(call: Callable[..., Any], smollm2: Path) -> None:
+    where = ("--device", "cpu", "--dtype", "bfloat16")
+    assert call("generate", PROMPT, "-n", "2", *where).stdout == f"{PROMPT} Paris.\n"
+    told = json.loads(call("next", PROMPT, "--top", "1", "--json", *where).stdout)["tokens"][0]
+    assert told["id"] == 7042
+    assert told["logit"] == float(torch.tensor(told["logit"]).bfloat16())  # it did run so
+    (score,) = json.loads(call("score", " Paris", "--prompt", PROMPT, "--json", *where).stdout)[
+        "scores"
+    ]
+    assert score["logprob"] == pytest.approx(-0.26, abs=0.1)
+    assert score["logprob"] != pytest.approx(-0.2581, abs=1e-4)
+
+
+@pytest.mark.parametrize("command", ["generate", "next", "score"])
+def test_wrong_devices_and_dtypes(call: Callable[..., Any], command: str, tmp_path: Path) -> None:
+    for name, value in (("--device", "warp"), ("--dtype", "float7")):
+        done = call(command, "Hi", "-m", str(tmp_path / "no-model"), name, value)
+        assert done.returncode == 2
+        assert f"{name} is '{value}'" in done.stderr, done.stderr
+        assert done.stderr.count("\n") == 1

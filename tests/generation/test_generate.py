@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lmhead.errors import BadInput, LMHeadWarning
-from lmhead.generation import generate, stream
+from lmhead.generation import generate, next_tokens, score_text, stream
 from lmhead.head import Head, TopK
 from lmhead.loading import Model
 from lmhead.sampling import SamplingParams
@@ -303,3 +303,17 @@ def test_options_are_checked_before_the_model_is_loaded() -> None:
             generate("Hi", "no/model", **options)  # type: ignore[arg-type]
         with pytest.raises(BadInput):
             stream("Hi", "no/model", **options)
+
+
+def test_a_model_in_memory_with_its_tokenizer(model: Model) -> None:
+    mine, tokenizer = model.body.model, model.tokenizer
+    expected = generate(PROMPTS[0], model, max_tokens=4)[0]
+    assert generate(PROMPTS[0], mine, tokenizer=tokenizer, max_tokens=4)[0] == expected
+    assert "".join(stream(PROMPTS[0], mine, tokenizer=tokenizer, max_tokens=4)) == expected.text
+    assert next_tokens(PROMPTS[0], mine, tokenizer=tokenizer).tokens[0].id == expected.ids[0]
+    (told,) = score_text([expected.ids], mine, tokenizer=tokenizer, prompt=PROMPTS[0])
+    assert told.tokens[0] == " Paris"
+    with pytest.raises(BadInput, match="tokenizer"):
+        generate(PROMPTS[0], mine)
+    with pytest.raises(BadInput, match="expected"):
+        generate(PROMPTS[0], 3)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmhead.cli.options import Chat, Json, Model, parse_order, read_prompt
+from lmhead.cli.options import Chat, Device, Dtype, Json, Model, parse_order, read_prompt
 from lmhead.cli.rows import Row, rows_of
 from lmhead.cli.sampling import with_controls
 from lmhead.cli.steering import Alpha, Budget, Fit, KlCap, Steering, note_guard
@@ -71,6 +71,8 @@ def generate(
     budget: Budget = None,
     kl_cap: KlCap = None,
     fit: Fit = False,
+    device: Device = None,
+    dtype: Dtype = None,
     json: Json = False,
     *,
     controls: dict[str, Any],
@@ -89,6 +91,10 @@ def generate(
     if steer and engine == "max":
         raise BadInput(
             "--engine max runs a model as one graph, which cannot be steered; leave it out"
+        )
+    if engine == "max" and (device or dtype):
+        raise BadInput(
+            "--engine max runs in float32 on the CPU; leave out --device and --dtype, or --engine"
         )
     if head is not None and not head.is_file():
         raise BadInput(f"--head is {head}, but there is no such file; see lmhead trim --form head")
@@ -113,8 +119,8 @@ def generate(
     from lmhead.generation.engines import engine as engine_of
     from lmhead.loading import load
 
-    body = "max" if engine == "max" else "torch"
-    loaded = load(model, body=body, progress=render.progress)
+    body = "max" if engine == "max" else None
+    loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
     chosen = engine_of(loaded, engine, keepset=head, progress=render.progress)
     log = None
     if steering is not None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmhead.cli.options import Chat, Json, Model, parse_order, read_prompt
+from lmhead.cli.options import Chat, Device, Dtype, Json, Model, parse_order, read_prompt
 from lmhead.cli.sampling import with_controls
 from lmhead.models.registry import DEFAULT_MODEL
 
@@ -31,6 +31,8 @@ def next_(
     order: Annotated[
         str, typer.Option(help="hf, vllm, llama.cpp, or filters separated by commas.")
     ] = "hf",
+    device: Device = None,
+    dtype: Dtype = None,
     json: Json = False,
     *,
     controls: dict[str, Any],
@@ -53,6 +55,8 @@ def next_(
         chat=chat,
         params=params,
         order=parse_order(order),
+        device=device,
+        dtype=dtype,
         progress=render.progress,
     )
     if not trace:

@@ -38,6 +38,16 @@ ModelOption = Annotated[
         autocompletion=built_in_names,
     ),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="Where the model runs: cpu, cuda, cuda:1, mps; cpu by default."),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", help="Its numbers: float32, bfloat16 or float16; as they are stored by default."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")]
 

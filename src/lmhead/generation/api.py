@@ -3,12 +3,13 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
+
+import torch
 
 from lmhead.errors import BadInput, LMHeadWarning
 from lmhead.generation.loop import Event, Generation, Ongoing, decode
-from lmhead.generation.prompts import Prompt, Prompts, encoded, listed
+from lmhead.generation.prompts import Prompt, Prompts, Source, encoded, listed
 from lmhead.generation.text import TextStream
 from lmhead.head import Head
 from lmhead.loading import Model, load
@@ -21,7 +22,7 @@ _NOT_STREAMED = ("samples", "beams", "batch_size", "progress")
 
 def generate(
     prompts: Prompts,
-    model: str | Path | Model = DEFAULT_MODEL,
+    model: Source = DEFAULT_MODEL,
     *,
     max_tokens: int = 64,
     params: SamplingParams | None = None,
@@ -32,6 +33,9 @@ def generate(
     chat: bool = False,
     batch_size: int = 8,
     head: Head | None = None,
+    tokenizer: Any = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
     progress: Progress = silent,
     **controls: Any,
 ) -> list[Generation]:
@@ -46,6 +50,8 @@ def generate(
     - `stop`: texts that end a continuation; they are not part of it.
     - `beams` above 1: beam search, which draws nothing and takes no controls.
     - `head`: an engine to use instead of the model's own head.
+    - `tokenizer`, `device`, `dtype`: as in `load`; a model of transformers that is in memory needs
+      its tokenizer.
 
     A text that `max_tokens` cut off has the finish_reason `length`; if a grammar was not yet
     complete there, a warning says so.
@@ -55,7 +61,7 @@ def generate(
         params, controls, max_tokens=max_tokens, order=order, stop=stop, samples=samples,
         beams=beams, batch_size=batch_size,
     )  # fmt: skip
-    loaded = load(model, progress=progress)
+    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, progress=progress)
     if beams > 1:
         from lmhead.generation.beam import beam_search
 
@@ -87,7 +93,7 @@ def generate(
 
 def stream(
     prompt: Prompt,
-    model: str | Path | Model = DEFAULT_MODEL,
+    model: Source = DEFAULT_MODEL,
     *,
     max_tokens: int = 64,
     params: SamplingParams | None = None,
@@ -95,6 +101,9 @@ def stream(
     stop: str | Sequence[str] = (),
     chat: bool = False,
     head: Head | None = None,
+    tokenizer: Any = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
     **controls: Any,
 ) -> Iterator[str]:
     """Continue one prompt, piece by piece; the options are those of `generate` for one text.
@@ -108,7 +117,7 @@ def stream(
     if not isinstance(prompt, str) and len(given) != 1:
         raise BadInput(f"stream got {len(given)} prompts; expected one: use generate for several")
     chosen = checked(params, controls, max_tokens=max_tokens, order=order, stop=stop)
-    loaded = load(model)
+    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype)
     encoded(
         loaded, given[0], chat=chat
     )  # what is wrong with it is said now, not at the first piece

@@ -3,14 +3,13 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmhead.errors import BadInput
-from lmhead.generation.prompts import Prompt, encoded, listed
+from lmhead.generation.prompts import Prompt, Source, encoded, listed
 from lmhead.loading import Model, load
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.progress import Progress, silent
@@ -51,12 +50,15 @@ class NextTokens:
 
 def next_tokens(
     prompt: Prompt | Model,
-    model: str | Path | Model = DEFAULT_MODEL,
+    model: Source = DEFAULT_MODEL,
     *,
     top: int = 10,
     chat: bool = False,
     params: SamplingParams | None = None,
     order: str | Sequence[str] = "hf",
+    tokenizer: Any = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
     progress: Progress = silent,
     **controls: Any,
 ) -> NextTokens:
@@ -67,6 +69,7 @@ def next_tokens(
       also tells each token's probability after these filters, in that `order`, and what each
       filter leaves and cuts. The temperature is 1 if it is not given. The tokens come in the order
       of what they have after the filters; those that were cut come last.
+    - `tokenizer`, `device`, `dtype`: as in `load`.
     """
     prompt, model = _in_order(prompt, model)
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
@@ -82,7 +85,7 @@ def next_tokens(
         params = SamplingParams.from_dict(controls)
     if params is not None:
         check_sampling(params, order)
-    loaded = load(model, progress=progress)
+    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, progress=progress)
     text, ids = encoded(loaded, given[0], chat=chat)
     with torch.inference_mode():
         logits = loaded.head(loaded.last_hidden(ids)).float().cpu()  # [V]
@@ -132,9 +135,7 @@ def _filtered(
     return after.double(), trace
 
 
-def _in_order(
-    prompt: Prompt | Model, model: str | Path | Model
-) -> tuple[Prompt, str | Path | Model]:
+def _in_order(prompt: Prompt | Model, model: Source) -> tuple[Prompt, Source]:
     if not isinstance(prompt, Model):
         return prompt, model
     warnings.warn(

@@ -1,13 +1,17 @@
-"""What a caller may give as prompts: a text, the ids of one, or a list of either."""
+"""What a caller may give: as prompts a text, the ids of one, or a list of either; as a model."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeGuard
+
+from torch import nn
 
 from lmhead.errors import BadInput
 from lmhead.loading import Model
 
 Prompt = str | Sequence[int]
 Prompts = Prompt | Sequence[Prompt]
+Source = str | Path | Model | nn.Module  # what `load` takes
 
 
 def listed(prompts: Prompts) -> list[Prompt]:

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lmhead.errors import BadInput
-from lmhead.generation.prompts import Prompt, Prompts, check_prompt_ids, listed
+from lmhead.generation.prompts import Prompt, Prompts, Source, check_prompt_ids, listed
 from lmhead.head import Head
 from lmhead.loading import Model, load
 from lmhead.models.registry import DEFAULT_MODEL
@@ -62,13 +61,16 @@ def perplexity(scores: Iterable[TextScore]) -> float | None:
 
 def score_text(
     texts: Prompts,
-    model: str | Path | Model = DEFAULT_MODEL,
+    model: Source = DEFAULT_MODEL,
     *,
     prompt: Prompts | None = None,
     chat: bool = False,
     stride: int | None = None,
     batch_size: int = 8,
     head: Head | None = None,
+    tokenizer: Any = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
     progress: Progress = silent,
 ) -> list[TextScore]:
     """Return the log-probability of every token of each text, their sum and the perplexity.
@@ -82,6 +84,7 @@ def score_text(
       further on; every token is scored once, with at least context - stride tokens before it.
       Without it such a text is an error.
     - `head`: an engine to use instead of the model's own head.
+    - `tokenizer`, `device`, `dtype`: as in `load`.
 
     The first token has no log-probability unless a prompt, or a token that the tokenizer puts at
     the beginning, stands before it.
@@ -98,7 +101,7 @@ def score_text(
                 f"there are {len(prompts)} prompts and {len(given)} texts; expected one prompt, "
                 "or one for each text"
             )
-    loaded = load(model, progress=progress)
+    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, progress=progress)
     pairs = list(zip(prompts, given, strict=True))
     with progress("scoring", total=len(pairs)) as advance:
         told = []
