@@ -106,7 +106,7 @@ def _inside(index: Path, names: Iterable[Any]) -> set[str]:
     """Check that an index names files of its own folder; a path out of it is no shard."""
     found: set[str] = set()
     for name in names:
-        if not isinstance(name, str) or not name or "\0" in name:
+        if not isinstance(name, str) or "\0" in name or not 1 <= len(name) <= 200:
             raise BadCheckpoint(f"{index} names a shard that is no file; fetch it again")
         found.add(name)
     for name in found:
