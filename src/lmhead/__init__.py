@@ -20,7 +20,7 @@ _WHERE = {
     "TextScore": "lmhead.generation",
     "TopK": "lmhead.head",
     "TrimmedHead": "lmhead.head.trimmed",
-    "engine": "lmhead.generation",
+    "engine": "lmhead.generation.engines",
     "generate": "lmhead.generation",
     "inspect_model": "lmhead.inspect",
     "linear_cross_entropy": "lmhead.loss",
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from lmhead.generation import (
         Generation,
         TextScore,
-        engine,
         generate,
         next_tokens,
         score_text,
         stream,
     )
+    from lmhead.generation.engines import engine
     from lmhead.head import Edit, LMHead, TopK
     from lmhead.head.screened import ScreenedHead
     from lmhead.head.trimmed import TrimmedHead

@@ -8,9 +8,8 @@ import pytest
 import torch
 import transformers
 
-from lmhead.body import TorchBody
+from lmhead.body import State, TorchBody
 from lmhead.errors import BadInput, MissingExtra
-from lmhead.generation.loop import Cache
 from lmhead.head import LMHead
 from lmhead.head.max_head import MaxHead
 from lmhead.models.gpt2 import GPT2Config, GPT2LMHeadModel
@@ -87,13 +86,19 @@ def test_hidden_states_with_padding_and_cache(tiny) -> None:  # type: ignore[no-
 def test_generation_loop_runs_on_it(tiny) -> None:  # type: ignore[no-untyped-def]
     model, body = tiny
     prompts = [[5, 9, 2, 40], [8], [96, 1]]
-    ours, theirs = Cache(body, prompts), Cache(TorchBody(model), prompts)
-    assert (ours.prefill() - theirs.prefill()).abs().max() < 1e-5
-    for cache in (ours, theirs):
-        cache.select([2, 0])  # one sequence has ended
-        cache.reorder(torch.tensor([1, 1]))
-    for ids in ([7, 30], [0, 0]):
-        assert (ours.step(ids) - theirs.step(ids)).abs().max() < 1e-5
+    bodies = (body, TorchBody(model))
+    memories = [State.of_prompts(prompts)[1] for _ in bodies]
+
+    def read(ids: torch.Tensor) -> float:
+        ran = [b.run(ids, memory) for b, memory in zip(bodies, memories, strict=True)]
+        return float((ran[0][0][:, -1] - ran[1][0][:, -1]).abs().max())
+
+    assert read(State.of_prompts(prompts)[0]) < 1e-5
+    for memory in memories:
+        memory.select([2, 0])  # one sequence has ended
+        memory.select([1, 1])
+    for ids in ([[7], [30]], [[0], [0]]):
+        assert read(torch.tensor(ids)) < 1e-5
 
 
 @needs_max

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from lmhead.errors import BadInput
-from lmhead.generation import engine, generate
+from lmhead.generation import generate
+from lmhead.generation.engines import engine
 from lmhead.head import LMHead
 from lmhead.head.screened import ScreenedHead
 from lmhead.head.trimmed import TrimmedHead

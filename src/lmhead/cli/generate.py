@@ -18,7 +18,7 @@ from lmhead.models.registry import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from lmhead.generation import Generation
-    from lmhead.generation.loop import Event
+    from lmhead.generation.request import Event
 
 
 @with_controls()
@@ -177,7 +177,7 @@ def _in_order(started: "Iterator[Event]", total: int) -> "Iterator[Generation]":
         for event in started:
             if event.result is None:
                 continue
-            waiting[event.index] = event.result
+            waiting[event.id] = event.result
             advance(1)
             while turn in waiting:
                 yield waiting.pop(turn)

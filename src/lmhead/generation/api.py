@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from lmhead.errors import BadInput, LMHeadWarning
-from lmhead.generation.loop import Event, Generation, Ongoing, decode
+from lmhead.generation.engine import Engine
 from lmhead.generation.prompts import Prompt, Prompts, Source, encoded, listed
-from lmhead.generation.text import TextStream
+from lmhead.generation.request import Event, Generation, Request
 from lmhead.head import Head
 from lmhead.loading import Model, load
 from lmhead.models.registry import DEFAULT_MODEL
@@ -86,7 +86,7 @@ def generate(
             head=head,
         ):
             if event.result is not None:
-                found[event.index] = event.result
+                found[event.id] = event.result
                 advance(1)
     return [found[i] for i in range(len(given) * samples)]
 
@@ -183,7 +183,7 @@ def events(
     batch_size: int = 8,
     head: Head | None = None,
 ) -> Iterator[Event]:
-    """Continue prompts in batches; tell of each sequence as it grows and as it ends."""
+    """Continue prompts together; tell of each sequence, by its place, as it grows and ends."""
     _count(max_tokens=max_tokens, samples=samples, batch_size=batch_size)
     stops = _texts(stop)
     if samples > 1 and not params.random:
@@ -198,26 +198,20 @@ def events(
     )
     # every prompt is checked before the first is continued
     read = [encoded(model, prompt, chat=chat) for prompt in prompts]
-    todo = [(i, j) for i in range(len(prompts)) for j in range(samples)]
+    engine = Engine(model, head, batch_size=batch_size)
+    for text, ids in read:
+        for j in range(samples):
+            engine.submit(Request(ids, sampler, max_tokens, stops, index=j, prompt=text))
     cut = 0
-    for first in range(0, len(todo), batch_size):
-        batch = [
-            Ongoing(
-                index=i * samples + j,
-                prompt=read[i][0],
-                prompt_ids=read[i][1],
-                max_tokens=model.room(read[i][1], max_tokens),
-                state=sampler.start(read[i][1], index=j),
-                text=TextStream(model.decode, stops),
-            )
-            for i, j in todo[first : first + batch_size]
-        ]
-        for event in decode(model, head or model.head, sampler, batch):
-            yield event
-            if event.result is not None and event.result.finish_reason == "length":
-                cut += not sampler.complete(event.result.ids)
+    for event in engine.run():
+        if event.error is not None:
+            raise event.error
+        yield event
+        if event.result is not None and event.result.finish_reason == "length":
+            cut += not sampler.complete(event.result.ids)
     if cut:
-        which = "the text" if len(todo) == 1 else f"{cut} of {len(todo)} texts"
+        total = len(read) * samples
+        which = "the text" if total == 1 else f"{cut} of {total} texts"
         _warn(
             f"{which} ended at max_tokens, before the grammar was complete; raise max_tokens "
             f"(now {max_tokens})",

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lmhead.errors import BadInput
-from lmhead.generation.loop import Cache, Generation
 from lmhead.generation.prompts import Prompt, encoded
+from lmhead.generation.request import Generation
 from lmhead.head import Head
 from lmhead.loading import Model
 
@@ -37,12 +37,11 @@ def beam_search(
     stops = set(model.stop_ids)
     # enough candidates that `beams` go on even if every hypothesis could end in every stop id
     width = max(2, 1 + len(stops)) * beams
-    cache = Cache(model.body, [prompt_ids])
-    h = cache.prefill()  # [1, d], later [beams, d]
+    h, memory = model.body.run(torch.tensor([prompt_ids]))  # [1, T, d], later [beams, 1, d]
     running = [_Hypothesis((), 0.0)]
     finished: list[_Hypothesis] = []
     for length in range(1, limit + 1):
-        candidates = _best(head, h, running, width, model.reachable)
+        candidates = _best(head, h[:, -1], running, width, model.reachable)
         going: list[tuple[int, _Hypothesis]] = []
         for rank, (row, candidate) in enumerate(candidates):
             if candidate.ids[-1] not in stops and length < limit:
@@ -56,12 +55,13 @@ def beam_search(
         if len(finished) == beams and going[0][1].score / length <= finished[-1].score:
             break
         running = [hypothesis for _, hypothesis in going]
-        cache.reorder(torch.tensor([row for row, _ in going]))
-        h = cache.step([hypothesis.ids[-1] for hypothesis in running])
-    ids = finished[0].ids
-    ended = ids[-1] in stops
-    text = model.decode(list(ids[:-1] if ended else ids))
-    return Generation(said, text, tuple(prompt_ids), ids, "stop" if ended else "length")
+        memory.select([row for row, _ in going])
+        ids = torch.tensor([[hypothesis.ids[-1]] for hypothesis in running])
+        h, memory = model.body.run(ids, memory)
+    best = finished[0].ids
+    ended = best[-1] in stops
+    text = model.decode(list(best[:-1] if ended else best))
+    return Generation(said, text, tuple(prompt_ids), best, "stop" if ended else "length")
 
 
 def _best(

@@ -83,10 +83,10 @@ class Engine:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise BadInput(f"batch_size is {batch_size!r}; expected a whole number of at least 1")
         self.model, self.head, self.batch_size = model, head or model.head, batch_size
-        self._waiting: deque[_Sequence] = deque()
+        self._waiting: deque[tuple[int, Request]] = deque()
         self._going: list[_Sequence] = []
         self._memory: State | None = None  # of the rows of those that are going, in their order
-        self._last = 0
+        self._count = 0
 
     @property
     def busy(self) -> bool:
@@ -111,24 +111,16 @@ class Engine:
     def submit(self, request: Request) -> int:
         """Take a request; return the id that its events will have. It joins at the next step."""
         _check(request)
-        ids = self.model.check_ids(list(request.ids))
-        self._last += 1
-        sequence = _Sequence(
-            id=self._last,
-            request=request,
-            sampler=self._shared(request.sampler),
-            max_tokens=self.model.room(ids, request.max_tokens),
-            state=request.sampler.start(ids, seed=request.seed, index=request.index),
-            text=TextStream(self.model.decode, request.stop),
-        )
-        self._waiting.append(sequence)
-        return sequence.id
+        self.model.check_ids(list(request.ids))
+        self._waiting.append((self._count, request))
+        self._count += 1
+        return self._count - 1
 
     def cancel(self, id: int) -> bool:
         """End a request without a result, and forget it; False where it had ended already."""
-        for sequence in self._waiting:
-            if sequence.id == id:
-                self._waiting.remove(sequence)
+        for waiting in self._waiting:
+            if waiting[0] == id:
+                self._waiting.remove(waiting)
                 return True
         left = [s for s in self._going if s.id != id]
         found = len(left) < len(self._going)
@@ -185,7 +177,9 @@ class Engine:
         free = min(self.batch_size - len(self._going), len(self._waiting))
         if len(self._going) + free > 1 and self.in_turn is not None:
             free = 0 if self._going else 1
-        taken = [self._waiting.popleft() for _ in range(free)]
+        taken: list[_Sequence] = []
+        for _ in range(free):
+            taken.append(self._started(*self._waiting.popleft(), taken))
         if len(taken) < 2 or joining(self.model.body).pads:
             return [taken] if taken else []
         by_length: dict[int, list[_Sequence]] = {}
@@ -303,19 +297,26 @@ class Engine:
                 self._memory.select([starts[s.id] + i for s in left for i in range(s.rows)])
         self._going = left
 
-    def _shared(self, sampler: Sampler) -> Sampler:
-        """Return the sampler of a sequence that is sampled alike, if there is one, else its own."""
-        for s in (*self._going, *self._waiting):
-            if s.sampler is sampler or _alike(s.sampler, sampler):
-                return s.sampler
-        return sampler
+    def _started(self, id: int, request: Request, beside: Sequence[_Sequence]) -> _Sequence:
+        """Begin a sequence; one that is sampled like another shares its sampler."""
+        ids = list(request.ids)
+        others = (s.sampler for s in (*self._going, *beside) if _alike(s.sampler, request.sampler))
+        return _Sequence(
+            id=id,
+            request=request,
+            sampler=next(others, request.sampler),
+            max_tokens=self.model.room(ids, request.max_tokens),
+            state=request.sampler.start(ids, seed=request.seed, index=request.index),
+            text=TextStream(self.model.decode, request.stop),
+        )
 
 
 def _alike(a: Sampler, b: Sampler) -> bool:
     """Tell whether two samplers do the same but for the seed, which each sequence has its own."""
-    return (a.order, a.vocab_size) == (b.order, b.vocab_size) and replace(
-        a.params, seed=None
-    ) == replace(b.params, seed=None)
+    return a is b or (
+        (a.order, a.vocab_size) == (b.order, b.vocab_size)
+        and replace(a.params, seed=None) == replace(b.params, seed=None)
+    )
 
 
 def _starts(sequences: Sequence[_Sequence]) -> list[int]:
