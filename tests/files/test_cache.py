@@ -122,3 +122,31 @@ def test_an_unwritable_cache_says_what_to_do(cache: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("LMHEAD_CACHE", str(blocked))
     with pytest.raises(LMHeadError, match="LMHEAD_CACHE"):
         build_once(blocked / "models" / "x", fill)
+
+
+def test_what_a_killed_build_left_is_swept_whatever_its_name(cache: Path) -> None:
+    code = _SLOW_BUILD.replace('"x"', '"a[b]*"').replace("time.sleep(0.01)", "time.sleep(1)")
+    child = subprocess.Popen([sys.executable, "-c", code])
+    until = time.monotonic() + 20
+    while not (cache / "staging").is_dir() or not list((cache / "staging").iterdir()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    build_once(cache / "models" / "y", fill)
+    assert len(list((cache / "staging").iterdir())) == 1  # another one is at work
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    build_once(cache / "models" / "z", fill)
+    assert list((cache / "staging").iterdir()) == []
+
+
+def test_a_full_disk_names_the_cache_and_no_network(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    def build(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(LMHeadError, match=r"disk is full.*LMHEAD_CACHE") as caught:
+        build_once(cache / "models" / "x", build)
+    assert "network" not in str(caught.value)

@@ -75,3 +75,27 @@ def test_missing_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     with pytest.raises(BadCheckpoint, match=r"lacks 1 of the 2 files"):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../x", "", "x" * 5000, 5, None])
+def test_an_index_names_files_of_its_own_folder(folder: Path, name: object) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(BadCheckpoint, match=r"outside its folder|no file"):
+        open_checkpoint(folder)
+
+
+def test_links_out_of_a_folder_are_told_from_those_of_the_hubs_cache(tmp_path: Path) -> None:
+    from lmhead.files.checkpoint import resolves_inside
+
+    repository = tmp_path / "models--a--b"
+    snapshot, blobs = repository / "snapshots" / "0", repository / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "1").write_text("x")
+    (tmp_path / "secret").write_text("x")
+    (snapshot / "model").symlink_to("../../blobs/1")
+    (snapshot / "licence").symlink_to(tmp_path / "secret")
+    (snapshot / "own").write_text("x")
+    (snapshot / "again").symlink_to("own")
+    inside = {p.name: resolves_inside(snapshot, p) for p in snapshot.iterdir()}
+    assert inside == {"model": True, "licence": False, "own": True, "again": True}

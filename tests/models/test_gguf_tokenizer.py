@@ -481,3 +481,27 @@ def test_gemma3_cuts_as_sentencepiece_does(gemma3: Path, gemma3_gguf: Path) -> N
     source = source_text().replace("<", "(")  # no control tokens, which are not SentencePiece's
     for text in (*TEXTS, source, " " * 40 + "x\n" + "\t" * 40):
         assert raw.encode(text, add_special_tokens=False).ids == reference.encode(text)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize("lengths", [[400_000], [4000] * 1000], ids=["one", "many"])
+def test_tokens_beyond_all_bounds_are_refused_at_once(
+    tmp_path: Path, model: str, lengths: list[int]
+) -> None:
+    """One of 400,000 letters took 24 seconds: every cut of it was looked up."""
+    import time
+
+    def build(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model(model)
+        writer.add_tokenizer_pre("gpt-2")
+        tokens = [f"{i}{'x' * length}" for i, length in enumerate(lengths)]
+        writer.add_token_list(["<unk>", "<s>", "</s>", *tokens])
+        writer.add_token_scores([0.0] * (3 + len(tokens)))
+        writer.add_token_types([1] * (3 + len(tokens)))
+        writer.add_token_merges([])
+
+    path = write(tmp_path / "x.gguf", build)
+    started = time.monotonic()
+    with pytest.raises(BadCheckpoint, match="characters"):
+        build_tokenizer(open_gguf(path))
+    assert time.monotonic() - started < 2

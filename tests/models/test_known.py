@@ -2,6 +2,7 @@
 
 from collections import Counter
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,3 +160,50 @@ def test_a_near_miss_names_the_nearest() -> None:
 def test_a_far_miss_lists_what_is_known() -> None:
     with pytest.raises(ModelNotFound, match=r"known are .*gpt2, .*tinyllama"):
         known_config("zzzzzz")
+
+
+def test_ids_of_the_hub_are_known_without_a_network() -> None:
+    assert known_config("google/gemma-7b") is known_config("gemma-7b")
+    assert known_config("Google/Gemma-7B-it") is known_config("gemma-7b")
+    assert known_config("meta-llama/Llama-3.1-8B") is known_config("llama-3.1-8b")
+    assert known_config("mistralai/Mistral-7B-v0.1") is known_config("mistral-7b")
+    assert not is_known("somebody/gemma-7b")  # a tune may have other rows
+
+
+def test_every_id_is_one_of_a_known_model() -> None:
+    from lmhead.models import known
+
+    assert set(known._IDS.values()) <= set(known.KNOWN)
+    without = set(known.KNOWN) - set(known._IDS.values())
+    assert without == set()
+
+
+def test_inspect_takes_what_the_command_line_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In Python as on the command line, offline: names, ids, and ids that the hub's cache holds."""
+    import json
+
+    from huggingface_hub import constants
+
+    import lmhead
+    from lmhead.cli import run
+
+    report = lmhead.inspect_model("google/gemma-7b")
+    assert report.source == "google/gemma-7b"
+    assert report.vocab_size == 256_000
+    assert run(["inspect", "-m", "google/gemma-7b", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["vocab_size"] == 256_000
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    for owner, rows in (("someone--tiny", 97), ("google--gemma-7b", 101)):
+        snapshot = tmp_path / f"models--{owner}" / "snapshots" / ("0" * 40)
+        snapshot.mkdir(parents=True)
+        config = {**known_config("gpt2"), "vocab_size": rows}
+        (snapshot / "config.json").write_text(json.dumps(config))
+        refs = tmp_path / f"models--{owner}" / "refs"
+        refs.mkdir()
+        (refs / "main").write_text("0" * 40)
+    assert lmhead.inspect_model("someone/tiny").vocab_size == 97
+    assert lmhead.inspect_model("google/gemma-7b").vocab_size == 101  # the real one is here
