@@ -11,13 +11,12 @@ taken from those logits and the ones that the guarded head gave.
 import argparse
 import json
 import time
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from lmhead import SteeringVector, generate, load
-from lmhead.head import LMHead
+from lmhead.head import Head
 from lmhead.loading import Model
 from lmhead.steer import guard, steer
 from lmhead.steer.bound.auditing import distinct_2
@@ -38,16 +37,28 @@ PROMPTS = (
 )
 
 
-class Recorded(LMHead):
+class Recorded(Head):
     """A guarded head that remembers every logit it gave."""
 
-    def __init__(self, inner: LMHead) -> None:
-        super().__init__(inner.weight)
+    reads_all = True
+
+    def __init__(self, inner: Head) -> None:
         self.inner = inner
         self.given: list[Tensor] = []
 
-    def forward(self, h: Tensor, *, from_block: bool = False) -> Tensor:
-        z: Tensor = self.inner(h, from_block=from_block)
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of logits."""
+        return self.inner.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """The width of what it reads."""
+        return self.inner.hidden_size
+
+    def __call__(self, h: Tensor, *, from_block: bool = False) -> Tensor:
+        """Score every token, and remember."""
+        z = self.inner(h, from_block=from_block)
         self.given.append(z.clone())
         return z
 
@@ -85,7 +96,7 @@ def main() -> None:
     ways = {
         "plain": model,
         "steered": steer(model, vector),
-        "guarded": replace(guarded.model, head=head),
+        "guarded": guarded.model,
     }
     seconds, distinct = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0.0)
     tokens, worst, over = 0, 0.0, 0
@@ -95,7 +106,12 @@ def main() -> None:
             start = time.perf_counter()
             # no text ends before its time
             (result,) = generate(
-                prompt, which, max_tokens=args.tokens, min_tokens=args.tokens, temperature=0.0
+                prompt,
+                which,
+                max_tokens=args.tokens,
+                min_tokens=args.tokens,
+                temperature=0.0,
+                head=head if name == "guarded" else None,
             )
             seconds[name] += time.perf_counter() - start
             distinct[name] += distinct_2(result.ids) / len(PROMPTS)

@@ -1,92 +1,168 @@
 """The guard: steering that is held back at every token just enough to keep a limit.
 
-The body runs the batch twice side by side, unsteered and steered, in one pass. The head scores
-both, z and z', and answers z_m = z + m (z' - z) with the largest m in [0, 1] that keeps
+A guarded sequence is run twice side by side, unsteered and steered. The head scores both, and
+the answer lies between them, as near to the steered one as the limits allow (`mixing.py`). A
+request to the generation engine is guarded by a `Guard` of its own, whose record is its own; a
+whole model is guarded by a body that runs every batch twice, and a head that reads both states.
 
-    KL(p || p_m) <= kl_cap   and   range(m (z' - z)) <= budget,
-
-p and p_m the softmax of z and z_m over the tokens that can be drawn, before any sampling control.
-KL is convex in m and 0 at 0, so the chord to a point above the cap meets it at an m that keeps it.
-What is returned is checked once more as the float32 numbers it is.
-
-Symbols: B sequences, T tokens, h `[B, T, d]`, z `[..., V]`; delta = z' - z.
+Symbols: B sequences, T tokens, h `[B, T, d]`, z `[..., V]`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lmhead.body import Additions, State, TorchBody
 from lmhead.body.adding import adding
 from lmhead.body.torch_body import sha256_with
 from lmhead.errors import BadInput
-from lmhead.head import Head, LMHead
+from lmhead.head import Head
 from lmhead.loading import Model
 from lmhead.steer.bound.certificate import check_budget, share_within
+from lmhead.steer.bound.mixing import Mixed, mix
 from lmhead.steer.bound.steering import (
+    Added,
+    SteeredBody,
     Vectors,
     additions,
+    steer,
     torch_body,
     warn_of_other_heads,
     with_alpha,
 )
-from lmhead.steer.measure import AIM
 from lmhead.steer.vector import HEAD
-
-_TRIES = 60
 
 
 @dataclass
 class GuardLog:
-    """How often and how much the guard held back, since it was made or since `clear`."""
+    """What the guard let through, token by token, since it was made or since `clear`."""
 
-    tokens: int = 0  # next-token distributions that were asked for
-    held_back: int = 0
-    max_kl: float = 0.0
-    max_range: float = 0.0
-    min_strength: float = 1.0
-    _strengths: float = field(default=0.0, repr=False)
+    kl: list[float] = field(default_factory=list)  # KL(p || p_m) of each distribution asked for
+    range: list[float] = field(default_factory=list)
+    strength: list[float] = field(default_factory=list)  # m; 1 is all of the steering
+    flipped: list[bool] = field(default_factory=list)  # whether the best token is another
+
+    @property
+    def tokens(self) -> int:
+        """How many next-token distributions were asked for."""
+        return len(self.kl)
+
+    @property
+    def held_back(self) -> int:
+        """At how many of them less than all of the steering was let through."""
+        return sum(m < 1 for m in self.strength)
+
+    @property
+    def flips(self) -> float:
+        """The share of them whose best token is another than without the vectors."""
+        return sum(self.flipped) / len(self.flipped) if self.flipped else 0.0
 
     @property
     def mean_strength(self) -> float:
         """The mean of m; 1 is all of the steering."""
-        return self._strengths / self.tokens if self.tokens else 1.0
+        return sum(self.strength) / len(self.strength) if self.strength else 1.0
 
-    def add(self, m: Tensor, kl: Tensor, ranges: Tensor) -> None:
-        """Count rows `[n]`: the strength, and the KL and the range that came of it."""
-        self.tokens += len(m)
-        self.held_back += int((m < 1).sum())
-        self._strengths += float(m.sum())
-        self.min_strength = min(self.min_strength, float(m.min()))
-        self.max_kl = max(self.max_kl, float(kl.max()))
-        self.max_range = max(self.max_range, float(ranges.max()))
+    @property
+    def min_strength(self) -> float:
+        """The smallest m."""
+        return min(self.strength, default=1.0)
+
+    @property
+    def max_kl(self) -> float:
+        """The largest KL, in nat."""
+        return max(self.kl, default=0.0)
+
+    @property
+    def max_range(self) -> float:
+        """The largest range of delta, in logits."""
+        return max(self.range, default=0.0)
+
+    def add(self, mixed: Mixed, flipped: Tensor) -> None:
+        """Note rows `[n]`: the strength, and what came of it."""
+        self.kl += mixed.kl.tolist()
+        self.range += mixed.range.tolist()
+        self.strength += mixed.m.tolist()
+        self.flipped += flipped.tolist()
 
     def clear(self) -> None:
-        """Begin again at 0."""
-        self.__init__()  # type: ignore[misc]
+        """Begin again with nothing."""
+        for numbers in (self.kl, self.range, self.strength, self.flipped):
+            numbers.clear()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object."""
+        """Return the JSON object: the figures, and the KL of every token."""
         return {
             "tokens": self.tokens,
             "held_back": self.held_back,
+            "flips": self.flips,
             "mean_strength": self.mean_strength,
             "min_strength": self.min_strength,
             "max_kl": self.max_kl,
             "max_range": self.max_range,
+            "kl": list(self.kl),
         }
+
+
+@dataclass(frozen=True, eq=False)
+class Guard:
+    """The steering of one request, held back at every token; its `log` is of this request alone.
+
+    It is what a request to the generation engine takes as its `steering`. `reachable`: how many
+    rows of the head have a token; what is drawn from is the softmax over those.
+    """
+
+    added: Mapping[int | str, Tensor]
+    reachable: int
+    kl_cap: float | None
+    budget: float | None
+    log: GuardLog = field(default_factory=GuardLog)
+
+    @property
+    def rows(self) -> tuple[Additions, ...]:
+        """What is added to each row that the body runs for a sequence: nothing, and the vectors.
+
+        Vectors at the head need one row only, for both states come from it.
+        """
+        return (None,) if set(self.added) == {HEAD} else (None, self.added)
+
+    def answer(self, head: Head, h: Tensor) -> Tensor:
+        """Return logits `[B, V]` that keep the limits, from h `[B, n, d]` of the n `rows`."""
+        plain, steered = h[:, 0], h[:, -1]
+        if len(self.rows) == 1:
+            steered = steered + self.added[HEAD].to(h)
+        return self.between(head, plain, steered)
+
+    @torch.no_grad()
+    def between(self, head: Head, plain: Tensor, steered: Tensor) -> Tensor:
+        """Return float32 logits `[..., V]` between those of two states `[..., d]`; note them."""
+        z = head(plain).float()  # [..., V]
+        rows = z.reshape(-1, z.shape[-1])
+        other = head(steered).float().reshape(rows.shape)
+        found = mix(rows, other, self.reachable, self.kl_cap, self.budget, rounding=True)
+        V = self.reachable
+        self.log.add(found, rows[:, :V].argmax(-1) != found.z[:, :V].argmax(-1))
+        return found.z.view(z.shape)
+
+    def alone(self) -> "Guard":
+        """Return the same guard for another request, with a log of its own."""
+        return replace(self, log=GuardLog())
 
 
 @dataclass(frozen=True)
 class Guarded:
-    """A guarded model, its head (also `model.head`), and the log that the head keeps."""
+    """A guarded model, its head (also `model.head`), and the log that the head keeps.
+
+    `steering` is the guard of one request to the generation engine: `steering.alone()` for each.
+    """
 
     model: Model
     head: "GuardedHead"
     log: GuardLog
+    steering: Guard
 
 
 def guard(
@@ -102,6 +178,10 @@ def guard(
 
     `generate(prompts, guarded.model)` then works as on any model. `head` is an engine to use
     instead of the model's own head; it is asked for all logits.
+
+        guarded = lmhead.guard(model, vector, kl_cap=0.5)
+        lmhead.generate("The capital of Peru is", guarded.model)
+        guarded.log.held_back
     """
     if kl_cap is None and budget is None:
         raise BadInput("neither kl_cap nor budget is given; expected at least one limit to keep")
@@ -112,14 +192,35 @@ def guard(
     chosen = with_alpha(vectors, alpha)
     body = torch_body(model)
     added = additions(body, chosen)
-    body = GuardedBody(body, added)
     warn_of_other_heads(model, chosen)
     if budget is not None and set(added) == {HEAD}:
         # What the certificate proves is not measured again, where rounding could say otherwise.
         budget = None if share_within(model, added[HEAD], budget) == 1 else budget
-    log = GuardLog()
-    guarded = GuardedHead(model.head, head or model.head, model.reachable, kl_cap, budget, log)
-    return Guarded(replace(model, body=body, head=guarded), guarded, log)
+    steering = Guard(added, model.reachable, kl_cap, budget)
+    guarded = GuardedHead(head or model.head, steering)
+    # a model's head is dense, but for this one: whoever asks it gets answers of two states
+    made = replace(model, body=GuardedBody(body, added), head=cast("Any", guarded))
+    return Guarded(made, guarded, steering.log, steering)
+
+
+def steering_for(
+    model: Model,
+    vectors: Vectors,
+    kl_cap: float | None = None,
+    budget: float | None = None,
+    *,
+    alpha: float | None = None,
+) -> Guard | Added:
+    """Return the steering of one request to the generation engine: a guard where a limit is.
+
+    A budget at the head needs no guard: the vectors are lowered to it, certified.
+    """
+    chosen = with_alpha(vectors, alpha)
+    below = any(v.layer != HEAD for v in chosen)
+    if kl_cap is not None or (budget is not None and below):
+        return guard(model, chosen, kl_cap, budget).steering
+    body = steer(model, chosen, alpha, budget).body
+    return Added(cast("SteeredBody", body).added)
 
 
 class GuardedBody(TorchBody):
@@ -167,129 +268,47 @@ class GuardedBody(TorchBody):
         return torch.cat([plain, steered], dim=-1), output
 
 
-class GuardedHead(LMHead):
-    """A head that reads the two states of a GuardedBody, `[..., 2d]`, and keeps the limits.
+class GuardedHead(Head):
+    """A head that reads the two states of a GuardedBody, `[..., 2d]`, and keeps the limits."""
 
-    `reachable`: how many rows have a token; what is drawn from is the softmax over those.
-    """
+    reads_all = True
 
-    def __init__(
-        self,
-        dense: LMHead,
-        engine: Head,
-        reachable: int,
-        kl_cap: float | None,
-        budget: float | None,
-        log: GuardLog,
-    ) -> None:
-        super().__init__(
-            dense.weight,
-            dense.bias,
-            dense.norm,
-            dense.softcap,
-            dense.scale,
-            dense.tied,
-            logits_dtype=dense.logits_dtype,
-            vocab_size=dense.vocab_size,
-            state_size=dense.state_size,
-        )
-        self._engine = (engine,)  # in a tuple, so that its parameters are not listed twice
-        self.reachable, self.kl_cap, self.budget, self.log = reachable, kl_cap, budget, log
+    def __init__(self, engine: Head, steering: Guard) -> None:
+        self.engine, self.steering = engine, steering
 
-    @torch.no_grad()
-    def forward(self, h: Tensor, *, from_block: bool = False) -> Tensor:
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of logits."""
+        return self.engine.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """2d: two states side by side."""
+        return 2 * self.engine.hidden_size
+
+    @property
+    def sha256(self) -> str:
+        """What the projection is: that of the engine that scores both states."""
+        return self.engine.sha256
+
+    def __call__(self, h: Tensor, *, from_block: bool = False) -> Tensor:
         """Score every token: `[..., 2d]` to float32 logits `[..., V]` that keep the limits."""
-        if h.shape[-1] % 2 or h.ndim == 0:
+        if from_block or h.ndim == 0 or h.shape[-1] != self.hidden_size:
             raise BadInput(
                 f"h has width {h.shape[-1] if h.ndim else 0}; expected the two states of a "
                 "guarded model side by side: use this head with the model it was made with"
             )
-        plain, steered = h.chunk(2, dim=-1)
-        engine = self._engine[0]
-        z = engine(plain, from_block=from_block).float()  # [..., V]
-        other = engine(steered, from_block=from_block).float()
-        rows = z.reshape(-1, z.shape[-1])
-        mixed, m, kl, ranges = mix(
-            rows, other.reshape(rows.shape), self.reachable, self.kl_cap, self.budget
-        )
-        self.log.add(m, kl, ranges)
-        return mixed.view(z.shape)
+        return self.steering.between(self.engine, *h.chunk(2, dim=-1))
 
+    def score(self, h: Tensor, ids: Tensor, *, from_block: bool = False) -> Tensor:
+        """Score just these tokens, `[..., n]`; what they score depends on all the others."""
+        z = self(h, from_block=from_block)
+        return z[..., ids] if ids.ndim == 1 else z.gather(-1, ids)
 
-def mix(
-    z: Tensor, other: Tensor, reachable: int, kl_cap: float | None, budget: float | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Go from z towards `other`, `[n, V]` float32, as far as the limits allow.
-
-    Returns the mixture, and for each row the strength m, its KL and its range, `[n]` float64. A row
-    that cannot be steered at all (NaN or infinity in `other`) stays z.
-    """
-    there = z[:, :reachable].isfinite()  # -inf: a token that an engine left out
-    delta = torch.where(there, (other - z)[:, :reachable].double(), 0.0)
-    sound = delta.isfinite().all(-1)
-    delta[~sound] = 0.0
-    logp = torch.log_softmax(z[:, :reachable].double(), dim=-1)
-    m = torch.where(sound, 1.0, 0.0).double()
-    if budget is not None:
-        widest = _range(delta, there)
-        m = torch.where(widest > budget, m * budget * AIM / widest, m)
-    if kl_cap is not None:
-        over = _kl_at(m, logp, delta) > kl_cap
-        if over.any():
-            m[over] = _largest(m[over], logp[over], delta[over], kl_cap * AIM)
-    step = 2.0**-12
-    for _ in range(_TRIES):
-        mixed = torch.where(z.isfinite(), torch.lerp(z, other, m.float().unsqueeze(-1)), z)
-        mixed = torch.where((m == 0).unsqueeze(-1), z, mixed)
-        kl, ranges = _measured(z[:, :reachable], mixed[:, :reachable], logp, there)
-        bad = torch.zeros_like(sound)
-        if kl_cap is not None:
-            bad |= ~(kl <= kl_cap)
-        if budget is not None:
-            bad |= ~(ranges <= budget)
-        bad &= m > 0
-        if not bad.any():
-            break
-        m = torch.where(bad, m * (1 - step), m)
-        step = min(2 * step, 1.0)  # in the end m is 0, and z itself is returned
-    return mixed, m, kl, ranges
-
-
-def _kl_at(m: Tensor, logp: Tensor, delta: Tensor) -> Tensor:
-    """KL(p || p_m) `[n]` of the mixture in real numbers: log E exp(m delta) - m E delta."""
-    moved = torch.logsumexp(logp + m.unsqueeze(-1) * delta, dim=-1)
-    return moved - m * (logp.exp() * delta).sum(-1)
-
-
-def _largest(high: Tensor, logp: Tensor, delta: Tensor, cap: float) -> Tensor:
-    """Return m `[n]` with KL at most `cap`, and above 0.999 of it; at `high` it is more."""
-    centred = delta - (logp.exp() * delta).sum(-1, keepdim=True)  # [n, V]
-    m = high.clone()
-    going = torch.arange(len(m))
-    for _ in range(_TRIES):
-        scores = logp[going] + m[going].unsqueeze(-1) * centred[going]
-        kl = torch.logsumexp(scores, dim=-1)
-        near = kl <= cap * 1.001
-        # on the chord from 0, which lies above the convex KL, there is the cap itself
-        m[going[near]] *= (cap / kl[near]).clamp(max=1)
-        if near.all():
-            return m
-        going, kl, scores = going[~near], kl[~near], scores[~near]
-        slope = (torch.softmax(scores, dim=-1) * centred[going]).sum(-1)
-        m[going] -= (kl - cap) / slope  # Newton's steps stay above the cap: KL is convex
-    m[going] = 0.0
-    return m
-
-
-def _measured(z: Tensor, mixed: Tensor, logp: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-    """KL and range `[n]` of the float32 logits as they are, over the tokens that are there."""
-    logq = torch.log_softmax(mixed.double(), dim=-1)
-    kl = (logp.exp() * torch.where(there, logp - logq, 0.0)).sum(-1).clamp(min=0)
-    moved = torch.where(there, mixed.double() - z.double(), 0.0)
-    return kl, _range(moved, there)
-
-
-def _range(delta: Tensor, there: Tensor) -> Tensor:
-    """Return max - min `[n]` of delta `[n, V]` over the tokens that are there."""
-    inf = float("inf")
-    return delta.masked_fill(~there, -inf).amax(-1) - delta.masked_fill(~there, inf).amin(-1)
+    def loss(
+        self, h: Tensor, targets: Tensor, *, from_block: bool = False, **options: Any
+    ) -> Tensor:
+        """Give the cross-entropy of `targets` over the tokens that can be drawn; no gradients."""
+        z = self(h, from_block=from_block)[..., : self.steering.reachable]
+        losses = F.cross_entropy(z.flatten(0, -2), targets.flatten(), **options)
+        return losses.view(targets.shape) if options.get("reduction") == "none" else losses

@@ -5,15 +5,16 @@ The result is a model like any other: `generate`, `next_tokens` and every engine
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from lmhead.body import TorchBody
+from lmhead.body import Additions, TorchBody
 from lmhead.body.adding import adding, blocks_of, check_layer
 from lmhead.body.torch_body import sha256_with
 from lmhead.errors import BadInput, UnsupportedModel
+from lmhead.head import Head
 from lmhead.loading import Model
 from lmhead.steer.bound.certificate import alpha_for, certify, check_budget, share_within
 from lmhead.steer.vector import HEAD, SteeringVector, SteeringWarning, check_alpha
@@ -43,6 +44,21 @@ class SteeredBody(TorchBody):
         if HEAD in self.added:
             h = h + self.added[HEAD].to(h.dtype)
         return h, output
+
+
+@dataclass(frozen=True, eq=False)
+class Added:
+    """The steering of one request to the generation engine: vectors, without a limit."""
+
+    added: Mapping[int | str, Tensor]
+
+    @property
+    def rows(self) -> tuple[Additions, ...]:
+        """What is added to the one row that the body runs for a sequence."""
+        return (self.added,)
+
+    def answer(self, head: Head, h: Tensor) -> None:
+        """Let the head answer."""
 
 
 def steer(

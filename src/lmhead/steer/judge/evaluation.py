@@ -8,6 +8,7 @@ import torch
 
 from lmhead.body.states import States
 from lmhead.errors import BadInput
+from lmhead.head import Head
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
 from lmhead.steer.bound.auditing import Audit, audit
@@ -192,7 +193,7 @@ def _steered(
     _, held = split_pairs(data.pairs, seed, test)
     refuse_seen(vector, held, seen)
     runs = PairRuns.read(model, held, vector.layer, progress=progress)
-    head = token_head(model)
+    head: Head = token_head(model)
     before = runs.log_odds(head, None)
     if kl_cap is not None or budget is not None:
         head = guard(model, vector, kl_cap, budget).head

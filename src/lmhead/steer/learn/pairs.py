@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lmhead.body.blocks import Blocks
-from lmhead.head import LMHead
+from lmhead.head import Head
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
-from lmhead.steer.bound.guarding import GuardedHead
 from lmhead.steer.learn.data import Pair, Row
 from lmhead.steer.runs import Run, Runs
 
@@ -44,7 +42,7 @@ class PairRuns:
         return cls(runs, len(pairs))
 
     @torch.no_grad()
-    def log_odds(self, head: LMHead, added: Tensor | None) -> Tensor:
+    def log_odds(self, head: Head, added: Tensor | None) -> Tensor:
         """Return the log-odds of every pair, `[N]`, with a vector `[d]` added at every token.
 
         A guarded head gets the states without and with it, and keeps its limits.
@@ -52,13 +50,13 @@ class PairRuns:
         result = torch.zeros(2 * self.count)
         for run in self.runs.chunks(range(2 * self.count)):
             h = run.run(added)
-            if isinstance(head, GuardedHead):
+            if head.hidden_size == 2 * h.shape[-1]:
                 h = torch.cat([run.unsteered(), h], dim=-1)
             result[run.indices] = ending_logprob(head, run, h)
         return result[: self.count] - result[self.count :]
 
 
-def ending_logprob(head: LMHead, run: Run, h: Tensor) -> Tensor:
+def ending_logprob(head: Head, run: Run, h: Tensor) -> Tensor:
     """Return log p of each ending, `[B]`, from h `[B, T, d]`; gradients reach h."""
     B, T = h.shape[:2]
     ids = torch.zeros(B, T, dtype=torch.long)
@@ -68,8 +66,5 @@ def ending_logprob(head: LMHead, run: Run, h: Tensor) -> Tensor:
         ids[b, : len(tokens)] = torch.tensor(tokens)
         scored[b, first - 1 : len(tokens) - 1] = True
     states, targets = h[:, :-1][scored], ids[:, 1:][scored]
-    if isinstance(head, GuardedHead):
-        losses = F.cross_entropy(head(states)[:, : head.reachable], targets, reduction="none")
-    else:
-        losses = head.loss(states, targets, reduction="none")
+    losses = head.loss(states, targets, reduction="none")
     return -torch.zeros(B).index_add(0, scored.nonzero()[:, 0], losses.float())
