@@ -20,6 +20,13 @@ def test_plain_keeps_text_and_shows_the_rest_by_number() -> None:
     assert plain_json(text).isprintable()
 
 
+def test_no_staging_name_is_shown(tmp_path: Path) -> None:
+    from lmhead.files.whole import folder_whole, written_whole
+
+    with folder_whole(tmp_path / "out [1]") as folder, written_whole(folder / "x.gguf") as file:
+        assert plain(f"loading {file} ...") == f"loading {tmp_path}/out [1]/x.gguf ..."
+
+
 def gguf_with(architecture: str, path: Path) -> Path:
     import gguf
     import numpy as np

@@ -10,11 +10,15 @@ import re
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_UNDER_WAY = re.compile(r"\.([^/\n]{1,200})\.lmhead-[0-9a-f]{16}(-old)?")
 
 
 def plain(text: str) -> str:
-    r"""Show what is no sign of its own by its number: an escape becomes \x1b."""
-    return _UNSAFE.sub(_number, text)
+    r"""Show what is no sign of its own by its number: an escape becomes \x1b.
+
+    What is under way has a hidden name (lmhead.files.whole); shown is the name that it will have.
+    """
+    return _UNSAFE.sub(_number, _UNDER_WAY.sub(r"\1", text))
 
 
 def plain_json(text: str) -> str:

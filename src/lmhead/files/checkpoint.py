@@ -35,11 +35,16 @@ class Checkpoint:
 
     def read(self, name: str) -> "torch.Tensor":
         """Read one tensor, memory-mapped: nothing else of the file is loaded."""
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         header = self.tensors[name]
-        with safe_open(header.file, framework="pt") as file:
-            tensor: torch.Tensor = file.get_tensor(name)
+        try:
+            with safe_open(header.file, framework="pt") as file:
+                tensor: torch.Tensor = file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise BadCheckpoint(
+                f"cannot read {name!r} of {header.file} ({error}); fetch the file again"
+            ) from error
         return tensor
 
 
