@@ -19,6 +19,7 @@ from lmhead.errors import BadCheckpoint, BadInput, LMHeadWarning, UnsupportedMod
 from lmhead.files.checkpoint import open_checkpoint
 from lmhead.head import LMHead
 from lmhead.head.find.pretrained import causal_config
+from lmhead.models.conversation import Conversation, wrapped
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.models.resolve import resolve
 from lmhead.progress import Progress, silent
@@ -68,17 +69,13 @@ class Model:
         if not prompt:
             raise BadInput("the prompt is empty; expected some text")
         if chat:
-            if not self.has_chat_template:
-                raise BadInput(
-                    f"{self.name} has no chat template; expected a chat model, or leave out chat"
-                )
-            text = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-            )
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        else:
-            ids = self.tokenizer(prompt)["input_ids"]
-        return self.check_ids(ids)
+            return self.encode_chat([{"role": "user", "content": prompt}])
+        return self.check_ids(self.tokenizer(prompt)["input_ids"])
+
+    def encode_chat(self, messages: Conversation) -> list[int]:
+        """Turn a conversation, of {role, content} each, into the ids that the answer follows."""
+        text = wrapped(self.tokenizer, messages, self.name)
+        return self.check_ids(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _checked(self, given: Any, chat: bool) -> list[int]:
         """Check a prompt that is said to be ids."""

@@ -41,7 +41,8 @@ def generate(
 ) -> list[Generation]:
     """Continue prompts; return `samples` continuations of each, in the order of the prompts.
 
-    - `prompts`: a text, the ids of one (a list of whole numbers), or a list of either.
+    - `prompts`: a text, the ids of one (a list of whole numbers), a conversation (a list of
+      `{"role": "system", "user" or "assistant", "content": text}`), or a list of these.
     - `controls` are the fields of SamplingParams (temperature, top_p, seed, ...), if `params` is
       not given. The choice is greedy unless one of them asks for randomness (temperature, top_k,
       top_p, min_p, ...); then the temperature is 1 unless it is one of them. Bans, biases,

@@ -1,4 +1,4 @@
-"""What a caller may give: as prompts a text, the ids of one, or a list of either; as a model."""
+"""What a caller may give: as prompts a text, its ids, a conversation, or a list; as a model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,17 +8,21 @@ from torch import nn
 
 from lmhead.errors import BadInput
 from lmhead.loading import Model
+from lmhead.models.conversation import Conversation, check_conversation, is_conversation
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Conversation
 Prompts = Prompt | Sequence[Prompt]
 Source = str | Path | Model | nn.Module  # what `load` takes
 
 
 def listed(prompts: Prompts) -> list[Prompt]:
-    """Return the prompts as a list, each a text or a list of ids; refuse anything else."""
+    """Return the prompts as a list, each a text, ids or a conversation; refuse anything else."""
     if hasattr(prompts, "tolist"):  # a tensor, or an array of numpy
         prompts = prompts.tolist()
     if isinstance(prompts, str) or _is_ids(prompts):
+        return [prompts]
+    if is_conversation(prompts):
+        check_conversation(prompts)
         return [prompts]
     if not isinstance(prompts, list | tuple):
         raise _wrong("the prompt is", prompts)
@@ -26,16 +30,23 @@ def listed(prompts: Prompts) -> list[Prompt]:
     for prompt in prompts:
         if hasattr(prompt, "tolist"):
             prompt = prompt.tolist()
-        if not isinstance(prompt, str) and not _is_ids(prompt):
+        if is_conversation(prompt):
+            check_conversation(prompt)
+        elif not isinstance(prompt, str) and not _is_ids(prompt):
             raise _wrong("the prompts hold", prompt)
         found.append(prompt)
     return found
 
 
 def encoded(model: Model, prompt: Prompt, *, chat: bool = False) -> tuple[str, list[int]]:
-    """Return a prompt's text and its ids, which the model can read."""
+    """Return a prompt's text and its ids, which the model can read.
+
+    The text of a conversation is its last message; it is wrapped with or without `chat`.
+    """
     if isinstance(prompt, str):
         return prompt, model.encode(prompt, chat=chat)
+    if is_conversation(prompt):
+        return prompt[-1]["content"], model.encode_chat(prompt)
     if chat:
         raise BadInput("chat wraps a text, but the prompt is a list of ids; expected a text")
     ids = check_prompt_ids(model, prompt)
@@ -43,8 +54,10 @@ def encoded(model: Model, prompt: Prompt, *, chat: bool = False) -> tuple[str, l
     return model.decode(ids), ids
 
 
-def check_prompt_ids(model: Model, prompt: Sequence[int]) -> list[int]:
+def check_prompt_ids(model: Model, prompt: Prompt) -> list[int]:
     """Return ids that a caller gave, if they are the model's."""
+    if not _is_ids(prompt):
+        raise BadInput("a conversation is given where none is read; expected a text, or its ids")
     ids, V = list(prompt), model.head.vocab_size
     for i in ids:
         if not 0 <= i < V:
@@ -65,4 +78,6 @@ def _is_ids(value: Any) -> TypeGuard[Sequence[int]]:
 def _wrong(what: str, value: object) -> BadInput:
     shown = repr(value)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return BadInput(f"{what} {shown}; expected a text, a list of ids, or a list of either")
+    return BadInput(
+        f"{what} {shown}; expected a text, a list of ids, a conversation, or a list of these"
+    )

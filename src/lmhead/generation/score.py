@@ -22,6 +22,7 @@ from lmhead.errors import BadInput
 from lmhead.generation.prompts import Prompt, Prompts, Source, check_prompt_ids, listed
 from lmhead.head import Head
 from lmhead.loading import Model, load
+from lmhead.models.conversation import wrapped
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.progress import Progress, silent
 
@@ -302,16 +303,7 @@ def _bare(model: Model, text: str) -> list[int]:
 
 
 def _templated(model: Model, prompt: str) -> str:
-    if not model.has_chat_template:
-        raise BadInput(
-            f"{model.name} has no chat template; expected a chat model, or leave out chat",
-            names=["chat"],
-        )
-    return str(
-        model.tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-        )
-    )
+    return wrapped(model.tokenizer, [{"role": "user", "content": prompt}], model.name)
 
 
 def _read(model: Model, prompt: Prompt) -> tuple[str, list[int]]:
