@@ -80,6 +80,11 @@ class State:
             self.padding = self.padding.repeat_interleave(n)
 
     @property
+    def past(self) -> Any:
+        """The model's own memory; None before the first token, or where it keeps none."""
+        return self._past
+
+    @property
     def unjoinable(self) -> str | None:
         """Why rows of this memory cannot be told apart by us; None where they can."""
         try:

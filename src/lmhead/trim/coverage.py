@@ -19,13 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmhead.body.growing import grow_in_place
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
 from lmhead.trim.sample import WINDOW
 
 PROMPTS = (32, 16, 8, 4, 2, 1)  # lengths that prompts are cut to: equal ones run as one batch
 LOT = 2048  # tokens that the model reads at once: below that a matrix product is slow
-TOGETHER = 96  # prompts that are continued at once
+TOGETHER = 160  # prompts that are continued at once, where memory allows
+MEMORY = 2**30  # bytes of keys and values
 LOGITS = 2**24  # logits that are held at once
 NEAR_TIE = 0.01  # logits; nearer than this, rounding in another batch may choose the other
 ENOUGH = 0.0025  # a share of steps that leave is known well enough within this much
@@ -247,29 +249,31 @@ def continue_greedily(
     groups: dict[int, list[int]] = {}
     for at, prompt in enumerate(prompts):
         groups.setdefault(len(prompt), []).append(at)
-    batches = [g[i : i + TOGETHER] for g in groups.values() for i in range(0, len(g), TOGETHER)]
+    most = {n: _together(model, n + max_tokens) for n in groups}
+    batches = [g[i : i + most[n]] for n, g in groups.items() for i in range(0, len(g), most[n])]
     with (
         progress(title, total=len(prompts) * max_tokens) as advance,
         torch.inference_mode(),
     ):
         for lot in batches:
-            ids = torch.tensor([list(prompts[at]) for at in lot])  # [n, T]
-            past, feed = None, ids
-            running = list(range(len(lot)))
-            for _ in range(max_tokens):
-                h, out = model.body(feed, use_cache=True, past_key_values=past)
-                advance(len(lot))
-                chosen = choose(h[running, -1], [lot[at] for at in running])  # [running]
-                step = torch.zeros(len(lot), 1, dtype=torch.long)
-                step[running, 0] = chosen.clamp(min=0)
+            feed = torch.tensor([list(prompts[at]) for at in lot])  # [n, T]
+            running, state = list(lot), None
+            for step in range(max_tokens):
+                h, state = model.body.run(feed, state)
+                if step == 0:
+                    grow_in_place(state.past, max_tokens)
+                advance(len(running))
+                chosen = choose(h[:, -1], running)  # [running]
                 for at, token in zip(running, chosen.tolist(), strict=True):
-                    results[lot[at]].append(token)
-                running = [at for at in running if results[lot[at]][-1] not in ends]
-                if not running:
-                    break
-                ids = torch.cat([ids, step], dim=1)
-                past = getattr(out, "past_key_values", None)
-                feed = ids if past is None else step
+                    results[at].append(token)
+                goes_on = [i for i, at in enumerate(running) if results[at][-1] not in ends]
+                if len(goes_on) < len(running):
+                    advance((len(running) - len(goes_on)) * (max_tokens - step - 1))
+                    if not goes_on:
+                        break
+                    state.select(goes_on)
+                running = [running[i] for i in goes_on]
+                feed = chosen[goes_on].unsqueeze(1)
     return [[i for i in row if i >= 0] for row in results]
 
 
@@ -374,6 +378,17 @@ def _nothing(V: int) -> Listening:
         torch.zeros(V, dtype=torch.long),
         0,
     )
+
+
+def _together(model: Model, length: int) -> int:
+    """Return how many texts of a length run together, by the keys and values that they take."""
+    config = model.body.config
+    d = getattr(config, "hidden_size", 1024)
+    heads = getattr(config, "num_attention_heads", None) or 1
+    kept = getattr(config, "num_key_value_heads", None) or heads
+    width = (getattr(config, "head_dim", None) or d // heads) * kept
+    layers = getattr(config, "num_hidden_layers", None) or 24
+    return max(1, min(TOGETHER, MEMORY // (8 * layers * width * length)))
 
 
 def _end_ids(model: Model) -> set[int]:

@@ -93,7 +93,7 @@ class Work:
         if self.survey is None:
             return [], []
         texts = self._readable(self.survey.sample)
-        reserve = min(self.request.proof_prompts, len(texts) // 4)
+        reserve = min(self.request.proof_prompts // 2, len(texts) // 4)
         return texts[: len(texts) - reserve], texts[len(texts) - reserve :]
 
     def _readable(self, sample: Sampled) -> list[list[int]]:

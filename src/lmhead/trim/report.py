@@ -24,7 +24,8 @@ class TrimRequest:
     `continuations` of `max_tokens` tokens of its texts; kept is its choice at every step, and that
     share of all its probability there, averaged over the steps. None: the model is not listened to.
 
-    The proof runs the trimmed model on `proof_prompts` prompts; without `run` on none. With `link`,
+    The proof runs the trimmed model on `proof_prompts` prompts, half of them cut from texts that
+    the model was not listened to on; without `run` on none. With `link`,
     weights that do not change are hard links to the original's files instead of copies.
     """
 
