@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from lmhead.body import TorchBody
+from lmhead.body.blocks import Blocks
 from lmhead.body.tap import _enter, _leave, tapped
 
 Net = Callable[[str], PreTrainedModel]
@@ -164,3 +165,24 @@ def test_threads_tap_one_model_and_see_only_their_own(net: Net) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@torch.no_grad()
+def test_a_compiled_model_stays_one_graph_and_has_a_body(net: Net) -> None:
+    model = net("llama")
+
+    def logits(ids: torch.Tensor) -> torch.Tensor:
+        return model(ids, use_cache=False).logits  # type: ignore[no-any-return]
+
+    graphs = torch._dynamo.explain(logits)(IDS).graph_count
+    body = TorchBody(model)
+    blocks = Blocks(body)
+    h, states = body(IDS, use_cache=False)[0], blocks.states(IDS)
+    assert torch.equal(blocks.above(1, states[1]), h)
+    torch._dynamo.reset()
+    assert torch._dynamo.explain(logits)(IDS).graph_count == graphs
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    torch.testing.assert_close(TorchBody(compiled)(IDS, use_cache=False)[0], h)
+    torch.testing.assert_close(compiled(IDS, use_cache=False).logits, logits(IDS))
+    torch._dynamo.reset()

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from threading import Lock
 from typing import Any
 
 from torch import nn
@@ -28,6 +29,8 @@ class _LeftOut:
 
 
 _left_out: ContextVar[_LeftOut | None] = ContextVar("lmhead_left_out", default=None)
+_lock = Lock()
+_open = 0  # how many threads leave something out; as in the tap, for torch.compile
 
 
 @cache
@@ -35,7 +38,7 @@ def _skippable(kind: type[nn.Module]) -> type[nn.Module]:
     """Return the subclass of a block's class that can be left out."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        out = _left_out.get()
+        out = _left_out.get() if _open else None
         if out is None or self not in out.blocks:
             return kind.forward(self, *args, **kwargs)
         out.asked.add(self)
@@ -52,14 +55,19 @@ def _skippable(kind: type[nn.Module]) -> type[nn.Module]:
 @contextmanager
 def left_out(blocks: Iterable[nn.Module], answer: Any) -> Iterator[None]:
     """While it lasts, and in this thread alone, each of the blocks returns `answer`."""
+    global _open
     out = _LeftOut(frozenset(blocks), answer)
     for block in out.blocks:
         if not hasattr(block, "_lmhead_skippable"):
             block.__class__ = _skippable(type(block))  # type: ignore[arg-type]
     token = _left_out.set(out)
+    with _lock:
+        _open += 1
     try:
         yield
     finally:
+        with _lock:
+            _open -= 1
         _left_out.reset(token)
     if out.asked != out.blocks:
         kind = type(next(iter(out.blocks - out.asked))).__name__

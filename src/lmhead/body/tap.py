@@ -31,10 +31,15 @@ class _Wish:
 
 _Wishes = Mapping[nn.Module, tuple[_Wish, ...]]
 _wishes: ContextVar[_Wishes] = ContextVar("lmhead_tap", default=MappingProxyType({}))
-_installing = Lock()
+_lock = Lock()
+# How many taps are open, in all threads. Where none is, the hooks need not look into the context,
+# which torch.compile cannot follow: a compiled model stays one graph.
+_open = 0
 
 
 def _enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    if not _open:
+        return None
     changes = [wish.enter for wish in _wishes.get().get(module, ()) if wish.enter is not None]
     for change in changes:
         args = (change(args[0]), *args[1:])
@@ -42,6 +47,8 @@ def _enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _leave(module: nn.Module, _args: tuple[Any, ...], result: Any) -> Any:
+    if not _open:
+        return None
     for wish in _wishes.get().get(module, ()):
         if wish.see is not None:
             wish.see(result)
@@ -57,7 +64,7 @@ def install(module: nn.Module) -> None:
     """Put the hooks on a module that has none of ours yet."""
     if _leave in module._forward_hooks.values():
         return
-    with _installing:
+    with _lock:
         if _leave not in module._forward_hooks.values():
             module.register_forward_pre_hook(_enter)
             module.register_forward_hook(_leave)
@@ -78,12 +85,17 @@ def tapped(
     Several wishes for one module are carried out in the order in which they were made. Never
     `yield` from a generator inside: what consumes it would see the tap as well.
     """
+    global _open
     install(module)
     before = _wishes.get()
     token = _wishes.set({**before, module: (*before.get(module, ()), _Wish(enter, leave, see))})
+    with _lock:
+        _open += 1
     try:
         yield
     finally:
+        with _lock:
+            _open -= 1
         _wishes.reset(token)
 
 

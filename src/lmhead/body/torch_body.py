@@ -51,8 +51,9 @@ class TorchBody:
     @property
     def device(self) -> torch.device:
         """Where ids are read."""
-        device: torch.device = self.model.get_input_embeddings().weight.device
-        return device
+        weight = getattr(self.model.get_input_embeddings(), "weight", None)
+        found: Tensor = next(self.model.parameters()) if weight is None else weight
+        return found.device
 
     @property
     def sha256(self) -> str:
