@@ -1,5 +1,6 @@
 """Engines by name: the same tokens, whichever computes the head."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,48 @@ def test_unknown_engines(linked: Model, tmp_path: Path) -> None:
         engine(linked, "warp")
     with pytest.raises(BadInput, match="keep-set"):
         engine(linked, "screened", keepset=tmp_path / "x")
+
+
+def test_auto_finds_a_copy_in_the_cache(
+    linked: Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("numba", reason="numba is missing")
+    monkeypatch.setenv("LMHEAD_CACHE", str(tmp_path))
+    bare = replace(linked, folder=None)  # as a model that was in memory already
+    assert engine(bare) is linked.head
+    assert capsys.readouterr().err == ""
+    made = engine(bare, "screened")
+    assert isinstance(made, ScreenedHead)
+    assert made.path is not None
+    assert made.path.is_relative_to(tmp_path)
+    assert "making the int8 copy" in capsys.readouterr().err
+    again = engine(bare)
+    assert isinstance(again, ScreenedHead)
+    assert again.path == made.path
+    assert capsys.readouterr().err == ""
+    other = replace(bare, head=LMHead(linked.head.weight.detach() * 2))
+    assert engine(other) is other.head  # of the same shape, but of other weights
+
+
+def test_a_stale_copy_beside_the_model_is_made_anew_and_told(
+    linked: Model, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("numba", reason="numba is missing")
+    engine(linked, "screened")
+    capsys.readouterr()
+    other = replace(linked, head=LMHead(linked.head.weight.detach() * 2))
+    told: list[str] = []
+    assert isinstance(engine(other, note=told.append), ScreenedHead)
+    assert len(told) == 1
+    assert "making the int8 copy" in told[0]
+    assert isinstance(engine(other, note=told.append), ScreenedHead)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("wrong", ["smollm2-135m", None, 3])
+def test_what_is_no_model(wrong: Any) -> None:
+    with pytest.raises(BadInput, match=r"expected what lmhead.load"):
+        engine(wrong)

@@ -3,6 +3,7 @@
 import math
 import threading
 from fractions import Fraction
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 from lmhead.errors import BadInput, LMHeadError, MissingExtra, UnsupportedModel
 from lmhead.head import Edit, LMHead, Scale
 from lmhead.head.screened import ScreenedHead
-from lmhead.head.screening import checks
+from lmhead.head.screening import loops
 
-HAS_NUMBA = checks.find_spec("numba") is not None
+HAS_NUMBA = find_spec("numba") is not None
 KERNELS = [
     pytest.param("numba", marks=pytest.mark.skipif(not HAS_NUMBA, reason="numba is missing")),
     "torch",
@@ -323,7 +324,7 @@ def test_many_threads_at_once():
 
 
 def test_without_numba(monkeypatch):
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(loops, "find_spec", lambda name: None)
     head = random_head(100, 8)
     assert not ScreenedHead.from_head(head).compiled
     with pytest.raises(MissingExtra, match="pip install numba"):

@@ -5,6 +5,7 @@ with probability 1e-4 when the seed is chosen.
 """
 
 import math
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -13,11 +14,10 @@ from scipy.stats import chisquare
 
 from lmhead.head import Edit, LMHead
 from lmhead.head.screened import ScreenedHead
-from lmhead.head.screening import checks
 from lmhead.head.screening.bounds import Screen
 from lmhead.head.screening.rejection import SCORED_FIRST, Chances
 
-HAS_NUMBA = checks.find_spec("numba") is not None
+HAS_NUMBA = find_spec("numba") is not None
 KERNELS = [
     pytest.param("numba", marks=pytest.mark.skipif(not HAS_NUMBA, reason="numba is missing")),
     "torch",

@@ -1,6 +1,7 @@
 """Which engine answers for a model's head: by name, or the fastest one that is there."""
 
-from importlib.util import find_spec
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from lmhead.errors import BadInput
@@ -11,22 +12,33 @@ from lmhead.progress import Progress, silent
 ENGINES = ("auto", "dense", "screened", "max")
 
 
+def _tell(message: str) -> None:
+    print(message, file=sys.stderr)  # noqa: T201
+
+
 def engine(
     model: Model,
     name: str = "auto",
     *,
     keepset: Path | None = None,
     progress: Progress = silent,
+    note: Callable[[str], None] = _tell,
 ) -> Head:
     """Return an engine with the verbs of `model.head`, and its answers.
 
-    - `auto`: the screened one where its int8 copy was made (`lmhead screen`) and numba is there,
-      else the dense one.
-    - `screened`: made now where it was not.
+    - `auto`: the screened one where its int8 copy was made (`lmhead screen`), beside the model or
+      in the cache, and its loops can be compiled; else the dense one.
+    - `screened`: its copy is made now where there is none.
     - `max`: Modular MAX (extra `max`); the same within float rounding.
     - `keepset`: only the rows of a keep-set file (`lmhead trim --form head`), in original ids.
+
+    `note` is told when a new copy has to be made; it writes to stderr.
     """
     check_engine(name)
+    if not isinstance(model, Model):
+        raise BadInput(
+            f"the model is a {type(model).__name__}; expected what lmhead.load(...) gives"
+        )
     if keepset is not None:
         if name not in ("auto", "dense"):
             raise BadInput(f"a keep-set has its own engine; leave out the engine {name!r}")
@@ -37,9 +49,12 @@ def engine(
         from lmhead.head.max_head import MaxHead
 
         return MaxHead.from_head(model.head, progress=progress)
-    if name == "screened" or (name == "auto" and _has_screen(model)):
+    if name == "screened" or (name == "auto" and _screens(model)):
         from lmhead.head.screened import ScreenedHead
+        from lmhead.head.screening.file import has_screen
 
+        if not has_screen(model.folder, model.head.sha256):
+            note(f"making the int8 copy of {model.name}'s head: there is none of these weights yet")
         return ScreenedHead.from_head(model.head, model.folder, save=True, progress=progress)
     return model.head
 
@@ -50,8 +65,13 @@ def check_engine(name: str) -> None:
         raise BadInput(f"there is no engine {name!r}; expected one of {', '.join(ENGINES)}")
 
 
-def _has_screen(model: Model) -> bool:
-    from lmhead.head.screening.file import FILE_NAME
+def _screens(model: Model) -> bool:
+    """Tell whether a copy was made for this model, and can be used at its speed."""
+    from lmhead.head.screening.file import FILE_NAME, has_screen, may_have_screen
+    from lmhead.head.screening.loops import can_compile
 
-    folder = model.folder  # None for a model that was in memory already
-    return folder is not None and (folder / FILE_NAME).is_file() and find_spec("numba") is not None
+    folder, head = model.folder, model.head  # no folder: a model that was in memory already
+    beside = folder is not None and (folder / FILE_NAME).is_file()  # if of other weights: made anew
+    # The head's hash is worth its time only where a copy of its shape is there at all.
+    in_cache = may_have_screen(head.vocab_size, head.hidden_size)
+    return (beside or (in_cache and has_screen(None, head.sha256))) and can_compile()

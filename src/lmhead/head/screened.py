@@ -12,6 +12,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,13 +32,9 @@ from lmhead.head.base import GREEDY_BELOW, Head, check_ids, check_shape, joined
 from lmhead.head.dense import LMHead
 from lmhead.head.edits import Edit, Edits, check_edit
 from lmhead.head.screening.bounds import Float32, Ints, Screen, build_screen
-from lmhead.head.screening.checks import (
-    Kernels,
-    check_copy,
-    check_head,
-    kernels_named,
-)
+from lmhead.head.screening.checks import check_copy, check_head, check_rows
 from lmhead.head.screening.file import load_screen, save_first, screen_paths
+from lmhead.head.screening.loops import Kernels, loops, survive_forks
 from lmhead.head.screening.query import NOTHING, Query
 from lmhead.head.screening.ranking import Scored, Transform
 from lmhead.head.screening.rejection import Chances, nucleus, pick
@@ -70,16 +67,8 @@ class ScreenedHead(Head):
         self.dense = dense
         self.screen = screen
         self.path = path
-        self.kernels = kernels_named(kernels)
-        self._compiled = hasattr(self.kernels, "best")
         self.stats = Stats()
-        bias = None if dense.bias is None else dense.bias.detach()[: dense.vocab_size]
-        self._scanner = Scanner(
-            self.kernels,
-            screen,
-            dense.weight.detach(),
-            None if bias is None else bias.double().numpy(),
-        )
+        self._run_on(loops(kernels))
         factor = 1.0 if dense.scale is None else dense.scale.factor
         self._transform = Transform(factor, dense.softcap or 0.0)
         self._dtype = dense.weight.dtype
@@ -88,7 +77,7 @@ class ScreenedHead(Head):
         self._bare = factor == 1 and not dense.softcap  # a logit is the score itself
         self._made_of = Weights(dense)
         self._chances = Chances()
-        self._lock = threading.Lock()  # one scanner, and numba's threads serve one caller at a time
+        survive_forks(self)
 
     @classmethod
     def from_head(
@@ -110,6 +99,7 @@ class ScreenedHead(Head):
         paths = screen_paths(folder, head.sha256) if save or folder is not None else []
         for path in [] if rebuild else paths:
             if (screen := load_screen(path, head.sha256)) is not None:
+                check_rows(screen, head, path)
                 return cls(head, screen, kernels, path)
         screen = build_screen(head.weight.detach(), head.vocab_size, progress)
         if not save:
@@ -117,6 +107,17 @@ class ScreenedHead(Head):
         path = save_first(screen, paths, head.sha256)
         mapped = load_screen(path, head.sha256)  # from now on in the page cache, shared by all
         return cls(head, mapped or screen, kernels, path)
+
+    def _run_on(self, kernels: ModuleType) -> None:
+        self.kernels = kernels
+        self._compiled = hasattr(kernels, "best")
+        self._scanner = Scanner(kernels, self.screen, self.dense)
+        self._lock = threading.Lock()  # one scanner, and numba's threads serve one caller at a time
+
+    def _go_portable(self) -> None:
+        """Leave the compiled loops: their threads are not in a forked child."""
+        if self._compiled:
+            self._run_on(loops("torch"))
 
     @property
     def vocab_size(self) -> int:

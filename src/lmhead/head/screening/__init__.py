@@ -10,4 +10,5 @@ rejection.py   drawing from the softmax of all logits without computing them all
 rows.py        the questions to one state, screened or dense
 edits.py       penalties, biases and bans
 stats.py       what was done; checks.py: what is refused; file.py: the copy on disk
+loops.py       compiled loops or portable ones; weights.py: whether a copy is still of its head
 """

@@ -104,7 +104,7 @@ def build_screen(weight: Tensor, vocab_size: int, progress: Progress = silent) -
     V, d = vocab_size, weight.shape[1]
     rows, columns = padded(V, BLOCK), padded(d, LANES)
     q = torch.zeros(rows, columns, dtype=torch.int8)
-    scale, residual, norm = (torch.zeros(rows) for _ in range(3))
+    scale, residual, norm = (torch.zeros(rows, dtype=torch.float32) for _ in range(3))
     step = max(1, _CHUNK // d)
     with torch.inference_mode(), progress("quantising the head", total=V) as advance:
         for first in range(0, V, step):
@@ -132,7 +132,7 @@ def build_screen(weight: Tensor, vocab_size: int, progress: Progress = silent) -
 def _norm_up(rows: Tensor) -> Tensor:
     """Give the norms of rows `[n, d]` float64 as float32 `[n]`, never too small."""
     exact = rows.square().sum(1).sqrt_().mul_(_ENLARGE)
-    up = torch.nextafter(exact.float(), torch.tensor(torch.inf))
+    up = torch.nextafter(exact.float(), torch.tensor(torch.inf, dtype=torch.float32))
     up = up.clamp_(min=_NORMAL)
     return up.where(exact > 0, 0)
 

@@ -1,17 +1,15 @@
 """What a screened head refuses, and how it reads its arguments."""
 
-from importlib import import_module
-from importlib.util import find_spec
-from types import ModuleType
-from typing import Literal
+from pathlib import Path
 
 import torch
 
-from lmhead.errors import BadInput, MissingExtra, UnsupportedModel
+from lmhead.errors import BadCheckpoint, BadInput, UnsupportedModel
 from lmhead.head.dense import LMHead
-from lmhead.head.screening.bounds import Screen
+from lmhead.head.screening.bounds import SMALLEST_STEP, Screen
 
-Kernels = Literal["auto", "numba", "torch"]
+_CHUNK = 2**16  # weights checked together: they stay in the processor's cache
+_NEARLY = 1 + 1e-10
 
 
 def check_head(head: LMHead) -> None:
@@ -38,12 +36,31 @@ def check_copy(screen: Screen, head: LMHead) -> None:
         )
 
 
-def kernels_named(which: Kernels) -> ModuleType:
-    """Give the loops: numba's where it is installed, unless told otherwise."""
-    if which not in ("auto", "numba", "torch"):
-        raise BadInput(f"kernels is {which!r}; expected 'auto', 'numba' or 'torch'")
-    has_numba = find_spec("numba") is not None
-    if which == "numba" and not has_numba:
-        raise MissingExtra("numba is not installed; install it with: pip install numba")
-    compiled = has_numba and which != "torch"
-    return import_module(f"lmhead.head.screening.{'kernels' if compiled else 'portable'}")
+@torch.no_grad()
+def check_rows(screen: Screen, head: LMHead, path: Path) -> None:
+    """Refuse a copy that does not bound the head's own rows, whatever its file says of itself.
+
+    One pass over weight and copy in float64. What `build_screen` wrote is larger than the exact
+    norms by one part in 10^9; a sum in another order is off by far less than one in 10^10.
+    """
+    V, d = head.vocab_size, head.hidden_size
+    weight, q = head.weight.detach(), screen.q
+    s, residual, norm = (t.double() for t in (screen.scale, screen.residual, screen.norm))
+    sound = bool(((s == 0) | (s.abs() >= SMALLEST_STEP)).all())  # false for NaN
+    sound &= all(bool((t.isfinite() & (t >= 0)).all()) for t in (s, residual, norm))
+    step = max(1, _CHUNK // d)
+    for first in range(0, V if sound else 0, step):
+        part = slice(first, min(first + step, V))
+        rows = q[part, :d]
+        copy = rows.double().mul_(s[part].unsqueeze(1))
+        size = copy.square().sum(1).sqrt_()
+        off = copy.sub_(weight[part]).square_().sum(1).sqrt_()
+        good = (size * _NEARLY <= norm[part]) & (off * _NEARLY <= residual[part])
+        if not bool(good.all()) or int(rows.min()) < -127:
+            sound = False
+            break
+    if not sound:
+        raise BadCheckpoint(
+            f"{path} is damaged: it is no copy of this head's weights, whatever it says; "
+            "remove it and run `lmhead screen` again"
+        )

@@ -27,6 +27,28 @@ def screen_paths(folder: Path | None, sha256: str) -> list[Path]:
     return [*beside, cache_root() / "screens" / sha256 / FILE_NAME]
 
 
+def has_screen(folder: Path | None, sha256: str) -> bool:
+    """Tell whether a copy of the head with this SHA-256 lies beside the model or in the cache."""
+    return any(_about(path).get("sha256") == sha256 for path in screen_paths(folder, sha256))
+
+
+def may_have_screen(vocab_size: int, hidden_size: int) -> bool:
+    """Tell whether the cache holds a copy of some head of this shape."""
+    shape = str(vocab_size), str(hidden_size)
+    found = (_about(path) for path in (cache_root() / "screens").glob(f"*/{FILE_NAME}"))
+    return any((about.get("vocab_size"), about.get("hidden_size")) == shape for about in found)
+
+
+def _about(path: Path) -> dict[str, str]:
+    """Read what a file says of itself; nothing where it is absent, damaged or of another format."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about: dict[str, str] = file.metadata() or {}
+    except (OSError, SafetensorError):
+        return {}
+    return about if about.get("format") == _FORMAT else {}
+
+
 def save_screen(screen: Screen, path: Path, sha256: str) -> Path:
     """Write the copy: the file is either whole or not there at all."""
     about = {

@@ -37,6 +37,7 @@ from lmhead.head.screening.intrinsics import (
     prefetch,
     widen,
 )
+from lmhead.head.screening.loops import Forked
 from lmhead.head.screening.rejection import WIDEST, exponent_of, float32_from
 
 _FAST = {"reassoc", "contract", "nsz"}  # all of fastmath would assume that there is no infinity
@@ -162,6 +163,11 @@ def read(copy: tuple[Any, ...], most: Float64, h: Float32, cap: int, V: int, roo
 def _use_threads() -> None:
     """Use as many threads as torch; numba remembers the number for each thread that calls it."""
     threads = torch.get_num_threads()
+    if not Forked.started:
+        # To start its threads, numba tells OpenMP how many: for this process, torch included.
+        numba.np.ufunc.parallel._launch_threads()
+        torch.set_num_threads(threads)
+        Forked.started = True
     if getattr(_local, "threads", None) != threads:
         numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
         _local.threads = threads

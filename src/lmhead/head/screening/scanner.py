@@ -6,8 +6,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
+from lmhead.head.dense import LMHead
 from lmhead.head.screening.bounds import (
     BLOCK,
     LARGEST,
@@ -42,12 +42,13 @@ class Scanner:
     Not for two threads at once.
     """
 
-    def __init__(
-        self, kernels: ModuleType, screen: Screen, weight: Tensor, bias: Float64 | None
-    ) -> None:
+    def __init__(self, kernels: ModuleType, screen: Screen, head: LMHead) -> None:
+        bias: Float64 | None = None
+        if head.bias is not None:
+            bias = head.bias.detach()[: head.vocab_size].double().numpy()
         self.kernels = kernels
-        self.weight = weight  # [>= V, d]
-        self.numbers = kernels.numbers(weight)
+        self.weight = head.weight.detach()  # [>= V, d]
+        self.numbers = kernels.numbers(self.weight)
         self.bias = np.empty(0) if bias is None else bias  # [V]
         self._V = screen.vocab_size
         self._d = screen.hidden_size
