@@ -58,8 +58,10 @@ def save_screen(screen: Screen, path: Path, sha256: str) -> Path:
         "hidden_size": str(screen.hidden_size),
     }
     with written_whole(path, force=True) as staging:
+        mode = staging.stat().st_mode
         try:
             save_file({name: getattr(screen, name) for name in _TENSORS}, staging, about)
+            staging.chmod(mode)  # the library puts a file of its own there, for the owner alone
         except SafetensorError as error:  # a full disk, as that library tells it
             raise OSError(str(error)) from error
     return path
