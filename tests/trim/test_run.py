@@ -306,3 +306,15 @@ def test_a_hugging_face_cache_and_links_inside_are_followed(
     for name in ("LICENSE", "COPYING"):
         assert (tmp_path / "out" / name).read_text() == "free"
         assert not (tmp_path / "out" / name).is_symlink()
+
+
+def test_a_template_that_never_ends_stops_a_trim(
+    make_model: MakeModel, corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lmhead.models.templates.SECONDS", 0.5)
+    source = tmp_path / "model"
+    shutil.copytree(make_model("byte_level", "llama"), source)
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (source / "chat_template.jinja").write_text(loop)
+    with pytest.raises(LMHeadError, match="chat template"):
+        plan_trim(request(source, corpus_file))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from lmhead.errors import BadInput
+from lmhead.models.templates import render
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,15 +35,14 @@ def wrapped(tokenizer: "PreTrainedTokenizerBase", messages: Conversation, name: 
     from jinja2 import TemplateError
 
     try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        return render(
+            tokenizer, [dict(message) for message in messages], name, add_generation_prompt=True
         )
     except TemplateError as error:
         raise BadInput(
             f"the chat template of {name} does not take this conversation ({error}); many take a "
             "system message only at the start or not at all, then user and assistant in turn"
         ) from error
-    return str(text)
 
 
 def check_conversation(messages: Any) -> None:

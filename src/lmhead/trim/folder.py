@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lmhead.errors import BadCheckpoint, UnsupportedModel
 from lmhead.files.checkpoint import Checkpoint, open_checkpoint
 from lmhead.models.architecture import find_head
+from lmhead.models.templates import render
 from lmhead.trim.tokenizer import TokenizerJson
 
 if TYPE_CHECKING:
@@ -199,15 +200,16 @@ def render_conversations(
     for messages in conversations:
         for prompt in (False, True):
             try:
-                text = tokenizer.apply_chat_template(
+                text = render(
+                    tokenizer,
                     messages,
+                    tokenizer.name_or_path or "this model",
                     chat_template=template,
-                    tokenize=False,
                     add_generation_prompt=prompt,
                 )
             except (TemplateError, ValueError, TypeError, KeyError):
                 continue  # some templates know no system message, or want other fields
-            rendered.append(str(text))
+            rendered.append(text)
     return rendered
 
 
@@ -232,7 +234,7 @@ def _literals(source: str) -> Iterator[str]:
     )
     try:
         tree = environment.parse(source)
-    except TemplateSyntaxError:
+    except (TemplateSyntaxError, RecursionError):
         return
     for data in tree.find_all(nodes.TemplateData):
         yield data.data
