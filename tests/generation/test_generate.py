@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -255,7 +256,7 @@ def test_equal_samples_and_unfinished_grammars_are_warned_of(model: Model) -> No
 def test_ids_are_prompts(model: Model) -> None:
     ids = model.encode(PROMPTS[0])
     text = generate(PROMPTS[0], model, max_tokens=4)[0]
-    for given in (ids, tuple(ids), [ids], torch.tensor(ids)):
+    for given in (ids, tuple(ids), [ids], torch.tensor(ids), list(np.array(ids))):
         (result,) = generate(given, model, max_tokens=4)  # type: ignore[arg-type]
         assert (result.ids, result.prompt_ids) == (text.ids, tuple(ids))
         assert result.prompt == PROMPTS[0]

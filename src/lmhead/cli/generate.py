@@ -111,6 +111,10 @@ def generate(
     # what is wrong with the call is said before the model is loaded
     params = checked(None, controls, beams=beams, **options)
     check_engine(engine)
+    if engine == "max":
+        from lmhead.models.max_runtime import require_max
+
+        require_max()
     steering = Steering.of(steer or (), alpha, budget, kl_cap, fit)
     rows = _rows(prompt, prompts)
     texts = [row.text("prompt") for row in rows]

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -88,28 +88,11 @@ def read_prompt(prompt: str) -> str:
 
 def read_prompts(path: Path) -> list[str]:
     """Return the prompts of a file, one per line or JSON lines, from stdin when it is `-`."""
-    import json
+    from lmhead.cli.rows import rows_of
 
-    if str(path) == "-":
-        lines = read_prompt("-").split("\n")
-    else:
-        try:
-            lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"cannot read the prompts of {path}: {error}") from error
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        value: Any = line
-        if path.suffix == ".jsonl":
-            try:
-                value = json.loads(line)["prompt"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise BadInput(
-                    f'line {number} of {path} is no JSON object with a "prompt": {line[:60]!r}'
-                ) from error
-        if not isinstance(value, str) or not value:
-            raise BadInput(f"line {number} of {path} is empty; expected one prompt per line")
-        prompts.append(value)
+    prompts = [row.text("prompt") for row in rows_of(path, "prompt")]
+    if not prompts:
+        raise BadInput(f"{path} holds no prompt; expected one per line")
     return prompts
 
 

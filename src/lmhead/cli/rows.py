@@ -85,12 +85,15 @@ def _lines(path: Path) -> Iterator[str]:
     """Yield the lines as they come, without their ends; a last empty one is none."""
     try:
         if str(path) == "-":
+            if sys.stdin.isatty():
+                print("reading lines from the terminal; Ctrl-D ends them", file=sys.stderr)  # noqa: T201
             yield from (_decoded(line) for line in sys.stdin.buffer)
             return
         with path.open("rb") as file:
             yield from (_decoded(line) for line in file)
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not UTF-8 ({error.reason}); convert it first") from error
+        name = "stdin" if str(path) == "-" else path
+        raise BadInput(f"{name} is not UTF-8; convert it first, e.g. with iconv") from error
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or error}") from error
 

@@ -1,6 +1,7 @@
 """What a caller may give: as prompts a text, its ids, a conversation, or a list; as a model."""
 
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -20,7 +21,7 @@ def listed(prompts: Prompts) -> list[Prompt]:
     if hasattr(prompts, "tolist"):  # a tensor, or an array of numpy
         prompts = prompts.tolist()
     if isinstance(prompts, str) or _is_ids(prompts):
-        return [prompts]
+        return [_plain(prompts)]
     if is_conversation(prompts):
         check_conversation(prompts)
         return [prompts]
@@ -34,7 +35,7 @@ def listed(prompts: Prompts) -> list[Prompt]:
             check_conversation(prompt)
         elif not isinstance(prompt, str) and not _is_ids(prompt):
             raise _wrong("the prompts hold", prompt)
-        found.append(prompt)
+        found.append(_plain(prompt))
     return found
 
 
@@ -71,8 +72,13 @@ def _is_ids(value: Any) -> TypeGuard[Sequence[int]]:
     return (
         isinstance(value, list | tuple)
         and len(value) > 0
-        and all(isinstance(i, int) and not isinstance(i, bool) for i in value)
+        and all(isinstance(i, Integral) and not isinstance(i, bool) for i in value)
     )
+
+
+def _plain(prompt: Prompt) -> Prompt:
+    """Return ids as whole numbers of Python, numpy's among them."""
+    return [int(i) for i in prompt] if _is_ids(prompt) else prompt
 
 
 def _wrong(what: str, value: object) -> BadInput:
