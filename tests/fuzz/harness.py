@@ -23,6 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import exchanged
+
 SECONDS, BYTES = 2.0, 300 * 2**20
 
 LLAMA: dict[str, Any] = {
@@ -71,7 +73,7 @@ def safetensors_seed() -> bytes:
     return packed(header, bytes(1040))
 
 
-def gguf_seed(kind: str) -> bytes:
+def gguf_seed(kind: str = "gpt2") -> bytes:
     """A whole one-block GPT-2 or Llama with its tokenizer."""
     import gguf
     import numpy as np
@@ -123,7 +125,7 @@ def gguf_seed(kind: str) -> bytes:
         return path.read_bytes()
 
 
-# ---- readers: name -> (whether it is JSON, seeds, what reads a file of that content)
+# ---- readers, each of which is given the content of a file and a folder to put it
 
 Reader = Callable[[bytes, Path], None]
 
@@ -195,20 +197,22 @@ def stamp_seed() -> Any:
     return {"conversion": 1, "source": "x.gguf", "files": {"weights": known}}
 
 
-def _targets() -> dict[str, tuple[bool, list[Any], Reader]]:
+def _targets() -> dict[str, tuple[bool, Callable[[], list[Any]], Reader]]:
     index = {"metadata": {"total_size": 1}, "weight_map": {"a": "model.safetensors"}}
     plain = {key: value for key, value in LLAMA.items() if key != "text_config"}
     decoder = {"added_tokens_decoder": {"31": {"content": "<pad>"}}, "x": [1]}
+    models = [gguf_seed, lambda: gguf_seed("llama")]
     return {
-        "safetensors": (False, [safetensors_seed()], read_safetensors),
-        "gguf": (False, [gguf_seed("gpt2"), gguf_seed("llama")], read_gguf),
-        "convert": (False, [gguf_seed("gpt2"), gguf_seed("llama")], convert),
-        "config": (True, [plain, *OTHERS], inspect_config),
-        "config-and-weights": (True, [LLAMA, *OTHERS], inspect_folder("config.json")),
-        "index": (True, [index], inspect_folder("model.safetensors.index.json")),
-        "tokenizer": (True, [TOKENIZER], inspect_folder("tokenizer.json")),
-        "tokenizer-config": (True, [decoder], inspect_folder("tokenizer_config.json")),
-        "stamp": (True, [stamp_seed()], read_stamp),
+        "safetensors": (False, lambda: [safetensors_seed()], read_safetensors),
+        "gguf": (False, lambda: [make() for make in models], read_gguf),
+        "convert": (False, lambda: [make() for make in models], convert),
+        "config": (True, lambda: [plain, *OTHERS], inspect_config),
+        "config-and-weights": (True, lambda: [LLAMA, *OTHERS], inspect_folder("config.json")),
+        "index": (True, lambda: [index], inspect_folder("model.safetensors.index.json")),
+        "tokenizer": (True, lambda: [TOKENIZER], inspect_folder("tokenizer.json")),
+        "tokenizer-config": (True, lambda: [decoder], inspect_folder("tokenizer_config.json")),
+        "stamp": (True, lambda: [stamp_seed()], read_stamp),
+        **exchanged.targets(),
     }
 
 
@@ -322,7 +326,8 @@ def _changed(random_: random.Random, value: Any) -> Any:
 
 def fuzz(name: str, count: int, seed: int, keep: Path | None) -> int:
     """Try `count` mutations (0: without end) on one reader; return how many failed."""
-    is_json, seeds, read = _targets()[name]
+    is_json, make, read = _targets()[name]
+    seeds = make()
     random_ = random.Random(seed)
     mutate: Callable[[random.Random, Any], bytes] = mutated_json if is_json else mutated_bytes
     with tempfile.TemporaryDirectory() as warm:

@@ -17,6 +17,14 @@ READERS = (
     "tokenizer",
     "tokenizer-config",
     "stamp",
+    "vector",
+    "card",
+    "control-vector",
+    "keep-set",
+    "ids",
+    "counts",
+    "trim-report",
+    "trim-tokenizer",
 )
 
 

@@ -75,6 +75,13 @@ def test_a_wrong_value_in_the_configuration(tmp_path: Path, key: str, value: Any
     bounded(tmp_path)
 
 
+def test_a_list_times_a_width(tmp_path: Path) -> None:
+    """Found by the fuzzer: a list of 5,000 key heads, 2**31 wide, was multiplied out."""
+    config = {**LLAMA, "num_key_value_heads": list(range(5000)), "head_dim": 2**31 - 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    bounded(tmp_path)
+
+
 def test_a_billion_layers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 10**9}))
     with pytest.raises(BadCheckpoint, match="layers"):

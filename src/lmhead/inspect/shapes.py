@@ -14,6 +14,12 @@ from lmhead.errors import BadCheckpoint, UnsupportedModel
 from lmhead.files import limits
 from lmhead.models.architecture import Shape, class_name, is_tied, model_type, short, text_config
 
+_SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "num_layers"),
+    *("n_embd", "n_inner", "n_layer", "n_positions", "ffn_dim", "word_embed_proj_dim"),
+)
+
 Config = Mapping[str, Any]
 Module = tuple[Shape, int]  # the weight's shape, and the bias's length (0 for none)
 Modules = dict[str, Module]
@@ -40,6 +46,7 @@ def parameter_shapes(config: Config, where: str) -> dict[str, Shape]:
             f"{where} has no weights here, and a {class_name(config)} cannot be counted from its "
             f"configuration (only {known} can); give a folder with the weights, or a .gguf file"
         )
+    _check_sizes(config, where)
     try:
         body = family(config)
     except KeyError as error:
@@ -61,6 +68,14 @@ def parameter_shapes(config: Config, where: str) -> dict[str, Shape]:
         if bias:
             shapes[f"{name}.bias"] = (bias,)
     return shapes
+
+
+def _check_sizes(config: Config, where: str) -> None:
+    """Refuse a size that is no count before anything is multiplied by it: a list would grow."""
+    for key in _SIZES:
+        value = config.get(key)
+        if value is not None and (type(value) is not int or not 0 <= value <= limits.WIDTH):
+            raise _wrong(where, f"{key} is {short(value)}")
 
 
 def _check_counts(body: Body, where: str) -> None:

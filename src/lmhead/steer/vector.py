@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lmhead.body import HEAD as HEAD
 from lmhead.errors import BadCheckpoint, BadInput
+from lmhead.files.jsons import parse_object
 from lmhead.files.whole import written_whole
 
 JOBS = ("detect", "steer")
@@ -170,12 +171,12 @@ class SteeringVector:
                 "and a card in the metadata, as `lmhead steer train` writes them"
             )
         try:
-            about = json.loads(meta["card"])
+            about = parse_object(meta["card"])
             layer, alpha = about.pop("layer"), about.pop("alpha")
             known = {f.name for f in fields(Card)}
             card = Card(**{name: value for name, value in about.items() if name in known})
             return cls(direction, layer, alpha, card)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise BadCheckpoint(
                 f"the card of {path} cannot be read ({error}); write the vector anew"
             ) from error

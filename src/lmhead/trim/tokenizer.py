@@ -21,7 +21,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmhead.errors import BadCheckpoint, BadInput, UnsupportedModel
+from lmhead.errors import BadCheckpoint, BadInput, LMHeadError, UnsupportedModel
+from lmhead.files import limits
 from lmhead.files.jsons import read_json
 from lmhead.trim.bpe import Merges, byte_token, result_of, split_rule
 from lmhead.trim.idmap import TrimMap
@@ -49,11 +50,26 @@ class TokenizerJson:
                 f"{path.parent} has no tokenizer.json, the only tokenizer that can be trimmed; "
                 "write one with transformers: AutoTokenizer.from_pretrained(...).save_pretrained()"
             )
-        return cls.of(read_json(path), str(path))
+        return cls.of(read_json(path, limits.TOKENIZER_JSON), str(path))
 
     @classmethod
     def of(cls, data: Mapping[str, Any], where: str = "tokenizer.json") -> "TokenizerJson":
         """Take a parsed tokenizer.json and refuse what cannot be trimmed exactly."""
+        try:
+            cls._refuse(data, where)
+        except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
+            if isinstance(error, LMHeadError):
+                raise
+            raise BadCheckpoint(
+                f"{where} is not built as a tokenizer.json is ({type(error).__name__}: "
+                f"{str(error)[:100]}); fetch it again"
+            ) from error
+        made = cls(data, where)
+        made.built  # noqa: B018  # what the library takes has the shape that we rely on
+        return made
+
+    @staticmethod
+    def _refuse(data: Mapping[str, Any], where: str) -> None:
         model = data.get("model")
         if not isinstance(model, dict) or "vocab" not in model:
             raise BadCheckpoint(f"{where} has no model with a vocabulary; fetch it again")
@@ -79,7 +95,6 @@ class TokenizerJson:
                     f"{where} has a post-processor of type {processor['type']!r}, whose ids "
                     f"cannot be renumbered; expected one of {', '.join(sorted(_POST_PROCESSORS))}"
                 )
-        return cls(data, where)
 
     @property
     def model(self) -> Mapping[str, Any]:
@@ -253,9 +268,12 @@ def build(data: Mapping[str, Any], where: str) -> "Tokenizer":
 
     try:
         tokenizer = Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
-    except Exception as error:  # the library raises bare Exception
+    except BaseException as error:  # the library raises bare Exception, and panics beside it
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise BadCheckpoint(
-            f"{where} does not load ({error}); expected a file of the tokenizers library"
+            f"{where} does not load ({reason}); expected a file of the tokenizers library"
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
