@@ -32,7 +32,6 @@ LONG = {"head/screening/kernels.py"}  # loops that are compiled together
 KNOWN_LONG = {"head/screened.py", "models/gguf_architectures.py"}
 KNOWN_CYCLES = {
     ("head.dense", "head.find.locate", "head.find.pretrained"),
-    ("models.gpt2", "models.gpt2_files"),
 }
 
 

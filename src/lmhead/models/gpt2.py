@@ -26,7 +26,7 @@ one matrix reads tokens at the bottom and writes them at the top.
 """
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lmhead.errors import BadInput, UnsupportedModel
+from lmhead.files.checkpoint import open_checkpoint
+from lmhead.models.gpt2_files import read_tensors, write_files
+from lmhead.models.resolve import resolve
 from lmhead.progress import Progress, silent
 
 _ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
@@ -342,12 +345,14 @@ class GPT2LMHeadModel(nn.Module):
     @classmethod
     def from_pretrained(cls, model: str | Path, progress: Progress = silent) -> "GPT2LMHeadModel":
         """Read MODEL: a Hugging Face folder or id, or a .gguf file, that holds a GPT-2."""
-        from lmhead.models.gpt2_files import read_gpt2
-
-        return read_gpt2(model, progress)
+        checkpoint = open_checkpoint(resolve(model, progress))
+        with torch.device("meta"):
+            gpt2 = cls(GPT2Config.from_dict(dict(checkpoint.config)))
+        tensors = dict(read_tensors(gpt2, checkpoint, progress))
+        gpt2.load_state_dict(tensors, assign=True, strict=False)
+        gpt2.tie_weights()
+        return gpt2.eval()
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors, as transformers reads them."""
-        from lmhead.models.gpt2_files import write_gpt2
-
-        write_gpt2(self, Path(folder))
+        write_files(self, asdict(self.config), Path(folder))

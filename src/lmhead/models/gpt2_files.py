@@ -5,58 +5,46 @@ Two things differ from the model in gpt2.py. Hugging Face stores the four produc
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from lmhead.errors import BadCheckpoint
-from lmhead.files.checkpoint import Checkpoint, open_checkpoint
+from lmhead.files.checkpoint import Checkpoint
 from lmhead.files.whole import written_whole
-from lmhead.models.gpt2 import GPT2Config, GPT2LMHeadModel
-from lmhead.models.resolve import resolve
-from lmhead.progress import Progress, silent
+from lmhead.progress import Progress
 
 
-def read_gpt2(model: str | Path, progress: Progress = silent) -> GPT2LMHeadModel:
-    """Read MODEL: a Hugging Face folder or id, or a .gguf file, that holds a GPT-2."""
-    checkpoint = open_checkpoint(resolve(model, progress))
-    with torch.device("meta"):
-        gpt2 = GPT2LMHeadModel(GPT2Config.from_dict(dict(checkpoint.config)))
-    gpt2.load_state_dict(dict(_tensors(gpt2, checkpoint, progress)), assign=True, strict=False)
-    gpt2.tie_weights()
-    return gpt2.eval()
-
-
-def write_gpt2(gpt2: GPT2LMHeadModel, folder: Path) -> None:
+def write_files(model: nn.Module, config: Mapping[str, Any], folder: Path) -> None:
     """Write config.json and model.safetensors, as transformers reads them.
 
     Each file appears whole or not at all; an older one stays until the new one is complete.
     """
     tensors = {
         name: (p.detach().T if _is_transposed(name) else p.detach()).contiguous()
-        for name, p in gpt2.named_parameters()  # a tied weight comes once, as wte
+        for name, p in model.named_parameters()  # a tied weight comes once, as wte
     }
+    dtype = next(iter(tensors.values())).dtype
     about = {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
-        "dtype": str(gpt2.lm_head.weight.dtype).removeprefix("torch."),
+        "dtype": str(dtype).removeprefix("torch."),
     }
     with written_whole(folder / "model.safetensors", force=True) as weights:
         save_file(tensors, weights, metadata={"format": "pt"})
-    with written_whole(folder / "config.json", force=True) as config:
-        config.write_text(json.dumps({**about, **asdict(gpt2.config)}, indent=2) + "\n")
+    with written_whole(folder / "config.json", force=True) as file:
+        file.write_text(json.dumps({**about, **config}, indent=2) + "\n")
 
 
 def _is_transposed(name: str) -> bool:
     return name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))
 
 
-def _tensors(
-    gpt2: GPT2LMHeadModel, checkpoint: Checkpoint, progress: Progress
+def read_tensors(
+    model: nn.Module, checkpoint: Checkpoint, progress: Progress
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield every parameter from the checkpoint; refuse one that is not of the model's shape.
 
@@ -66,7 +54,7 @@ def _tensors(
         n if n.startswith("lm_head.") else f"transformer.{n.removeprefix('transformer.')}": n
         for n in checkpoint.tensors
     }
-    wanted = dict(gpt2.named_parameters())
+    wanted = dict(model.named_parameters())
     if missing := sorted(wanted.keys() - files.keys()):
         raise BadCheckpoint(
             f"{checkpoint.folder} lacks {len(missing)} of the {len(wanted)} tensors of its GPT-2 "
