@@ -18,7 +18,7 @@ from torch import Tensor
 from lmhead import SteeringVector, generate, load
 from lmhead.head import Head
 from lmhead.loading import Model
-from lmhead.steer import guard, steer
+from lmhead.steer import guard, steer_model
 from lmhead.steer.bound.auditing import distinct_2
 from lmhead.steer.learn.builtin import builtin_data
 from lmhead.steer.states import read_states
@@ -95,7 +95,7 @@ def main() -> None:
     head = Recorded(guarded.head)
     ways = {
         "plain": model,
-        "steered": steer(model, vector),
+        "steered": steer_model(model, vector),
         "guarded": guarded.model,
     }
     seconds, distinct = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0.0)

@@ -30,7 +30,7 @@ from lmhead import generate, load
 from lmhead.cli import render
 from lmhead.errors import LMHeadError, MissingExtra, how_to_install
 from lmhead.loading import Model
-from lmhead.steer import HEAD, SteeringVector, SteeringWarning, audit, certify, guard, steer
+from lmhead.steer import HEAD, SteeringVector, SteeringWarning, audit, certify, guard, steer_model
 from lmhead.steer.bound.auditing import Audit, distinct_2
 from lmhead.steer.bound.constraints import Constraints
 from lmhead.steer.judge.detector import detect
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
         score = tested(model, args, vector)
         vector = replace(vector, alpha=args.strength)
         found = audit(model, vector, continuations=0, progress=render.progress)
-        cases.append(case(model, name, score, found, *written(steer(model, vector))))
+        cases.append(case(model, name, score, found, *written(steer_model(model, vector))))
         audits.append(found)
         vectors.append(vector)
     guarded = guard(model, vectors[0], kl_cap=args.kl_cap)
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> None:
         "head": {
             "free": at_head(model, args, free),
             "budget": {"kept": args.budget, **at_head(model, args, bound)},
-            "text": written(steer(model, bound))[0],
+            "text": written(steer_model(model, bound))[0],
         },
     }
     draw(args.out, result, audits)

@@ -30,7 +30,7 @@ def test_what_training_keeps_every_command_keeps(
     few.write_text("The train leaves twice an hour.\n")
     at = ("-m", smollm2)
     code, _, err = call(
-        capsys, "steer", "train", "builtin", *at, "--for", "steer", "--layer", "head", "--budget",
+        capsys, "steer", "train", "builtin", *at, "--job", "steer", "--layer", "head", "--budget",
         2, "--method", "mean-diff", "-o", path,
     )  # fmt: skip
     assert code == 0, err

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 from lmhead import generate, load, patch_loss, unpatch_loss
 from lmhead.generation.engines import engine
 from lmhead.loading import Model
-from lmhead.steer import HEAD, SteeringVector, guard, steer
+from lmhead.steer import HEAD, SteeringVector, guard, steer_model
 
 V, D = 512, 32
 PROMPT = "The capital of France is"
@@ -77,8 +77,8 @@ def jobs_of(model: Model, tokens: int) -> dict[str, Callable[[], object]]:
         "dense, drawn": text(model, **drawn),
         "screened": text(model, head=screens[0]),
         "screened, drawn": text(model, head=screens[1], **drawn),
-        "steered at a block": text(steer(model, at_block)),
-        "steered at the head, drawn": text(steer(model, at_head), **drawn),
+        "steered at a block": text(steer_model(model, at_block)),
+        "steered at the head, drawn": text(steer_model(model, at_head), **drawn),
         "guarded": text(guard(model, at_block, kl_cap=0.5).model),
         "guarded at the head": text(guard(model, at_head, budget=4.0).model),
         "patched loss": loss,

@@ -20,12 +20,15 @@ _NAMED = 5
 _BARS = 10
 
 
-def check_plot(path: Path) -> None:
+def check_plot(path: Path, force: bool) -> None:
     """Refuse a picture that cannot be drawn, before anything is computed for it."""
     if path.suffix != ".png":
         raise BadInput(f"the picture's file is {path.name}; expected a name in .png")
     if find_spec("matplotlib") is None:
         raise MissingExtra(f"--plot needs matplotlib; install it with: {how_to_install('plot')}")
+    from lmhead.files.whole import refuse_existing
+
+    refuse_existing(path, force=force, folder=False)
 
 
 def save_picture(figure: "Figure", path: Path) -> None:
@@ -157,7 +160,7 @@ def _plain(text: str) -> str:
 
 def draw_frontier(result: "Frontier", path: Path) -> None:
     """Draw effect against harm into a `.png` file."""
-    check_plot(path)
+    check_plot(path, force=True)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")

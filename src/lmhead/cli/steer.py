@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmhead.cli.options import Json, Model, read_prompts
-from lmhead.cli.steering import Alpha, Budget, noted
+from lmhead.cli.steering import Alpha, Budget, Force, noted
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
 
@@ -38,6 +38,7 @@ def check(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw delta over the vocabulary into a .png.")
     ] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Certify a vector, measure it on real prompts, and say whether it keeps its budget.
@@ -58,7 +59,7 @@ def check(
     if plot is not None:
         from lmhead.cli.plots import check_plot
 
-        check_plot(plot)
+        check_plot(plot, force)
     texts = None if prompts is None else read_prompts(prompts)
     loaded = load(model, progress=render.progress)
     added = additions(torch_body(loaded), vectors)
@@ -110,6 +111,7 @@ def convert(
     hint: Annotated[
         str | None, typer.Option(help="For .gguf: the model's family, such as llama.")
     ] = None,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Write vectors as a GGUF control vector (repeng, llama.cpp), or one of these as .safetensors.
@@ -117,8 +119,10 @@ def convert(
     A GGUF control vector holds alpha times the direction, to be used with strength 1.
     """
     from lmhead.cli import render
+    from lmhead.files.whole import refuse_existing
     from lmhead.steer import load_vectors, save_control_vector
 
+    refuse_existing(out, force=force, folder=False)
     vectors = [v for path in sources for v in load_vectors(path)]
     if layer is not None:
         there = ", ".join(str(v.layer) for v in vectors)
@@ -135,7 +139,7 @@ def convert(
         vectors[0].save(out)
     if json:
         render.print_json(
-            {"path": str(out), "vectors": [{"layer": v.layer, "size": v.size} for v in vectors]}
+            {"out": str(out), "vectors": [{"layer": v.layer, "size": v.size} for v in vectors]}
         )
         return
     layers = ", ".join(str(v.layer) for v in vectors)

@@ -42,10 +42,11 @@ def eval_(
     from lmhead.cli import render
     from lmhead.loading import load
     from lmhead.steer import SteeringVector
-    from lmhead.steer.judge.evaluation import Detected, evaluate
+    from lmhead.steer.judge.evaluation import Detected, check_evaluation, evaluate
     from lmhead.steer.learn.reading import read_data
 
     loaded_vector, rows = SteeringVector.load(vector), read_data(data)
+    check_evaluation(loaded_vector, rows, alpha=alpha, kl_cap=kl_cap, budget=budget, fit=fit)
     loaded = load(model, progress=render.progress)
     result = evaluate(
         loaded_vector,

@@ -5,18 +5,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmhead.cli.options import Json, Model
+from lmhead.cli.options import Json, Model, renamed
 from lmhead.cli.steer_train import (
     DataFile,
-    For,
     Job,
+    JobOption,
     Labels,
     Layer,
+    OldFor,
     TestShare,
     Unlabelled,
     Validation,
     parse_layer,
 )
+from lmhead.cli.steering import Force
 from lmhead.models.registry import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 def frontier(
     data: DataFile,
     model: Model = DEFAULT_MODEL,
-    job: For = Job.detect,
+    job: JobOption = Job.detect,
     layer: Layer = "auto",
     labels: Labels = 32,
     unlabelled: Unlabelled = 0,
@@ -40,10 +42,13 @@ def frontier(
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw effect against harm into a .png.")
     ] = None,
+    force: Force = False,
     json: Json = False,
+    old_for: OldFor = None,
 ) -> None:
     """Train under every constraint and budget; show effect against harm."""
     chosen = parse_layer(layer)
+    job = renamed("--for", old_for, "--job", job)
     from lmhead.cli import render
     from lmhead.cli.plots import check_plot, draw_frontier
     from lmhead.loading import load
@@ -53,7 +58,7 @@ def frontier(
     from lmhead.steer.learn.tsv import Settings
 
     if plot is not None:
-        check_plot(plot)
+        check_plot(plot, force)
     request = Request(
         job=job.value,
         method="tsv" if job is Job.detect else "auto",
@@ -65,6 +70,7 @@ def frontier(
         settings=Settings(epochs=epochs),
     )
     rows = read_data(data)
+    request.check(rows)
     loaded = load(model, progress=render.progress)
     result = find_frontier(
         rows,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmhead.cli.options import Json, Model
+from lmhead.cli.options import Json, Model, renamed
+from lmhead.cli.steering import Force
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
 
@@ -29,9 +30,11 @@ DataFile = Annotated[
         "true and false; TruthfulQA's own), or builtin.",
     ),
 ]
-For = Annotated[
-    Job, typer.Option("--for", help="Tell true from false, or move the text that is generated.")
+JobOption = Annotated[
+    Job,
+    typer.Option("--job", help="Tell true from false, or move the text that is generated."),
 ]
+OldFor = Annotated[Job | None, typer.Option("--for", hidden=True)]
 Layer = Annotated[
     str, typer.Option("--layer", help="A block's index from 0, head, or auto.", metavar="LAYER")
 ]
@@ -69,7 +72,7 @@ def train(
         Path, typer.Option("--out", "-o", metavar="VECTOR", help="The .safetensors to write.")
     ],
     model: Model = DEFAULT_MODEL,
-    job: For = Job.detect,
+    job: JobOption = Job.detect,
     method: Annotated[
         str,
         typer.Option(
@@ -83,8 +86,13 @@ def train(
     validation: Validation = 100,
     test: TestShare = 0.25,
     seed: Seed = 0,
-    alpha: Annotated[float, typer.Option(help="tsv: the strength it is trained with.")] = 5.0,
-    epochs: Annotated[int, typer.Option(min=1, help="tsv: of each of its two stages.")] = 20,
+    alpha: Annotated[
+        float | None, typer.Option(help="For tsv: the strength it is trained with; 5 by default.")
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="For tsv: of each of its two stages; 20 by default."),
+    ] = None,
     kl: Annotated[
         float,
         typer.Option(
@@ -115,7 +123,9 @@ def train(
             rich_help_panel="Constraints",
         ),
     ] = None,
+    force: Force = False,
     json: Json = False,
+    old_for: OldFor = None,
 ) -> None:
     """Train a vector, choosing on validation rows only, and write it with its card.
 
@@ -124,13 +134,15 @@ def train(
     if out.suffix != ".safetensors":  # before minutes of work, not after
         raise BadInput(f"the vector's file is {out.name}; expected a name in .safetensors")
     chosen = parse_layer(layer)
+    job = renamed("--for", old_for, "--job", job)
     from lmhead.cli import render
+    from lmhead.files.whole import refuse_existing
     from lmhead.loading import load
     from lmhead.steer.bound.constraints import Constraints
     from lmhead.steer.learn.reading import read_data
     from lmhead.steer.learn.request import Request
     from lmhead.steer.learn.training import train as run
-    from lmhead.steer.learn.tsv import Settings
+    from lmhead.steer.learn.tsv import PAPER, Settings
 
     request = Request(
         job=job.value,
@@ -141,14 +153,20 @@ def train(
         validation=validation,
         test=test,
         seed=seed,
-        settings=Settings(alpha=alpha, epochs=epochs),
+        settings=Settings(
+            alpha=PAPER.alpha if alpha is None else alpha,
+            epochs=PAPER.epochs if epochs is None else epochs,
+        ),
         constraints=Constraints(
             kl=kl, excess=excess, mean=mean, threshold=threshold, budget=budget
         ),
     )
+    for name, value in (("alpha", alpha), ("epochs", epochs)):
+        if value is not None and method != "tsv":
+            raise BadInput(f"--{name} is for --method tsv, but the method is {method}")
+    refuse_existing(out, force=force, folder=False)
     rows = read_data(data)
-    if job is Job.detect:
-        request.split(rows)  # what is wrong with the data is said before the model is loaded
+    request.check(rows)  # what is wrong with the data is said before the model is loaded
     loaded = load(model, progress=render.progress)
     checkpoint = out.with_name(f".{out.name}.training") if method == "tsv" else None
     vector = run(

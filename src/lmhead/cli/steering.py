@@ -40,6 +40,7 @@ KlCap = Annotated[
         rich_help_panel="Steering",
     ),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
 Fit = Annotated[
     bool,
     typer.Option(
@@ -128,14 +129,14 @@ class Steering:
 
         A budget at the head is kept by a lower strength, elsewhere by the guard.
         """
-        from lmhead.steer import HEAD, guard, steer
+        from lmhead.steer import HEAD, guard, steer_model
 
         with noted():
             below = any(v.layer != HEAD for v in self.vectors)
             if self.kl_cap is not None or (self.budget is not None and below):
                 done = guard(loaded, self.vectors, self.kl_cap, self.budget, head=head)
                 return done.model, done.head, done.log
-            return steer(loaded, self.vectors, self.alpha, self.budget), head, None
+            return steer_model(loaded, self.vectors, self.alpha, self.budget), head, None
 
     def to_dict(self, log: "GuardLog | None") -> dict[str, Any]:
         """Return the JSON object that stands beside the generations."""

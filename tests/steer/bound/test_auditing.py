@@ -9,7 +9,7 @@ import torch
 from lmhead.errors import BadInput
 from lmhead.generation import generate
 from lmhead.loading import Model
-from lmhead.steer import HEAD, SteeringVector, audit, certify, steer
+from lmhead.steer import HEAD, SteeringVector, audit, certify, steer_model
 from lmhead.steer.bound.auditing import distinct_2, repetition
 from lmhead.steer.prompts import NEUTRAL
 
@@ -25,8 +25,8 @@ def vector(layer: int | str, alpha: float = 2.0) -> SteeringVector:
 @pytest.mark.parametrize("layer", [1, HEAD])
 def test_every_number_again(tiny: Tiny, family: str, layer: int | str) -> None:
     model, v = tiny(family), vector(layer)
-    found = audit(model, v, PROMPTS, tokens=8)
-    steered = steer(model, v)
+    found = audit(model, v, PROMPTS, max_tokens=8)
+    steered = steer_model(model, v)
     V = model.reachable
     deltas, kls, flips, surprise = [], [], [], [[], []]
     for prompt in PROMPTS:
@@ -68,7 +68,7 @@ def test_every_number_again(tiny: Tiny, family: str, layer: int | str) -> None:
 
 def test_at_the_head_the_direct_path_is_the_path(tiny: Tiny) -> None:
     model, v = tiny("llama"), vector(HEAD)
-    found = audit(model, v, PROMPTS, tokens=2)
+    found = audit(model, v, PROMPTS, max_tokens=2)
     assert found.direct_range == pytest.approx(found.max_range, rel=1e-4)
     assert found.direct_correlation == pytest.approx(1.0, abs=1e-6)
     assert not found.direct_disagrees
@@ -78,7 +78,7 @@ def test_at_the_head_the_direct_path_is_the_path(tiny: Tiny) -> None:
 
 
 def test_below_it_is_not(tiny: Tiny) -> None:
-    found = audit(tiny("llama"), vector(0, 20.0), PROMPTS, tokens=2)
+    found = audit(tiny("llama"), vector(0, 20.0), PROMPTS, max_tokens=2)
     assert found.direct_disagrees
 
 

@@ -18,7 +18,7 @@ from lmhead.head import Head, LMHead
 from lmhead.head.trimmed import TrimmedHead
 from lmhead.loading import Model
 from lmhead.sampling import Sampler, SamplingParams
-from lmhead.steer import HEAD, Guarded, SteeringVector, guard, steer
+from lmhead.steer import HEAD, Guarded, SteeringVector, guard, steer_model
 from lmhead.steer.bound.guarding import Guard, steering_for
 from lmhead.steer.bound.mixing import mix
 
@@ -97,7 +97,7 @@ def test_a_cap_that_never_binds_is_plain_steering(
     model, v = tiny(family), vector(layer, alpha=1.0)
     guarded = guard(model, v, kl_cap=1e4, budget=1e4)
     options = {"max_tokens": 10, "batch_size": 3}
-    expected = [r.ids for r in generate(PROMPTS, steer(model, v), **options)]
+    expected = [r.ids for r in generate(PROMPTS, steer_model(model, v), **options)]
     assert [r.ids for r in generate(PROMPTS, guarded.model, **options)] == expected
     assert [r.ids for r in generate(PROMPTS, guarded.model, head=guarded.head, **options)] == (
         expected
@@ -122,7 +122,7 @@ def test_beams_keep_both_halves_of_the_cache(tiny: Tiny, family: str) -> None:
     model, v = tiny(family), vector(1, alpha=0.5)
     free = guard(model, v, kl_cap=1e4)
     for prompt in PROMPTS:
-        (expected,) = generate(prompt, steer(model, v), beams=4, max_tokens=8)
+        (expected,) = generate(prompt, steer_model(model, v), beams=4, max_tokens=8)
         (found,) = generate(prompt, free.model, beams=4, max_tokens=8)
         assert found.ids == expected.ids
     tight = guard(model, v, kl_cap=0.01)
@@ -259,7 +259,7 @@ def test_the_real_model_collapses_unguarded_and_not_guarded(real: Model) -> None
     v = torch.randn(576, generator=torch.Generator().manual_seed(0))
     collapsing = SteeringVector(v / v.norm(), 15, 200.0)
     prompt = "The capital of France is"
-    (wild,) = generate(prompt, steer(real, collapsing), max_tokens=24)
+    (wild,) = generate(prompt, steer_model(real, collapsing), max_tokens=24)
     assert len(set(wild.ids)) < 12
     guarded = guard(real, collapsing, kl_cap=0.2)
     assert check_text(real, guarded, prompt, 0.2, 24) == 24

@@ -25,7 +25,7 @@ def vector(layer: int | str, alpha: float, seed: int = 1) -> SteeringVector:
 
 
 def measured(model: Model, vectors: list[SteeringVector]) -> float:
-    return audit(model, vectors, SHORT, tokens=1).max_range
+    return audit(model, vectors, SHORT, max_tokens=1).max_range
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from lmhead.errors import BadInput
 from lmhead.generation import generate
-from lmhead.loading import Model
+from lmhead.loading import Model, load
 from lmhead.progress import Progress, silent
 from lmhead.steer.bound.certificate import project
 from lmhead.steer.bound.guarding import guard
@@ -112,7 +113,7 @@ class Audit:
 
 @torch.no_grad()
 def audit(
-    model: Model,
+    model: str | Path | Model,
     vectors: Vectors,
     prompts: Sequence[str] | None = None,
     *,
@@ -120,14 +121,18 @@ def audit(
     kl_cap: float | None = None,
     budget: float | None = None,
     continuations: int = 8,
-    tokens: int = 24,
+    max_tokens: int = 24,
     progress: Progress = silent,
 ) -> Audit:
     """Measure what `vectors` do to the model on `prompts` (24 plain sentences, unless given).
 
-    The openings of the first `continuations` prompts are also continued greedily by `tokens`. With
-    `kl_cap` or `budget` the guard is at work, and it is measured what it lets through.
+    The openings of the first `continuations` prompts are also continued greedily, by `max_tokens`.
+    With `kl_cap` or `budget` the guard is at work, and it is measured what it lets through.
+
+        found = lmhead.audit("smollm2-135m", "honest.safetensors")
+        found.max_kl, found.flips, found.perplexity
     """
+    model = load(model)
     texts = list(NEUTRAL if prompts is None else prompts)
     if not texts:
         raise BadInput("there is no prompt to audit on; expected at least one")
@@ -149,7 +154,7 @@ def audit(
     both: list[list[tuple[int, ...]]] = []
     written: list[list[str]] = []
     for which in (model, steered):
-        results = generate(openings, which, max_tokens=tokens, progress=progress)
+        results = generate(openings, which, max_tokens=max_tokens, progress=progress)
         both.append([r.ids for r in results])
         written.append([r.text for r in results])
     direct = torch.zeros(V, dtype=torch.float64)

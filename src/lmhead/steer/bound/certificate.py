@@ -18,6 +18,7 @@ R / T of R.
 
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from lmhead.errors import BadInput
 from lmhead.head import LMHead
-from lmhead.loading import Model
+from lmhead.loading import Model, load
 from lmhead.steer.measure import token_head
 from lmhead.steer.vector import HEAD, SteeringVector, check_alpha
 
@@ -83,8 +84,8 @@ class Certificate:
 
 
 def certify(
-    model: Model | LMHead,
-    vector: SteeringVector | Tensor,
+    model: str | Path | Model | LMHead,
+    vector: SteeringVector | Tensor | str | Path,
     alpha: float | None = None,
     budget: float | None = None,
 ) -> Certificate:
@@ -93,8 +94,13 @@ def certify(
     Of a model, over the rows that have a token; of a bare head, over all rows.
 
     `alpha` defaults to the vector's own (1 for a bare direction), `budget` to that of its card.
+
+        proved = lmhead.certify("smollm2-135m", "honest.safetensors", budget=2)
+        proved.range, proved.kl_bound, proved.max_alpha
     """
-    head = _head(model)
+    head = _head(load(model) if isinstance(model, str | Path) else model)
+    if isinstance(vector, str | Path):
+        vector = SteeringVector.load(vector)
     direction, alpha, budget = _given(head, vector, alpha, budget)
     a = project(head, _rounded(direction, alpha))
     r = range_of(a, head.softcap)

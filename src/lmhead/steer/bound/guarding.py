@@ -10,6 +10,7 @@ Symbols: B sequences, T tokens, h `[B, T, d]`, z `[..., V]`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -21,7 +22,7 @@ from lmhead.body.adding import adding
 from lmhead.body.torch_body import sha256_with
 from lmhead.errors import BadInput
 from lmhead.head import Head
-from lmhead.loading import Model
+from lmhead.loading import Model, load
 from lmhead.steer.bound.certificate import check_budget, share_within
 from lmhead.steer.bound.mixing import Mixed, mix
 from lmhead.steer.bound.steering import (
@@ -29,7 +30,7 @@ from lmhead.steer.bound.steering import (
     SteeredBody,
     Vectors,
     additions,
-    steer,
+    steer_model,
     torch_body,
     warn_of_other_heads,
     with_alpha,
@@ -166,7 +167,7 @@ class Guarded:
 
 
 def guard(
-    model: Model,
+    model: str | Path | Model,
     vectors: Vectors,
     kl_cap: float | None = None,
     budget: float | None = None,
@@ -179,10 +180,11 @@ def guard(
     `generate(prompts, guarded.model)` then works as on any model. `head` is an engine to use
     instead of the model's own head; it is asked for all logits.
 
-        guarded = lmhead.guard(model, vector, kl_cap=0.5)
+        guarded = lmhead.guard("smollm2-135m", "honest.safetensors", kl_cap=0.5)
         lmhead.generate("The capital of Peru is", guarded.model)
         guarded.log.held_back
     """
+    model = load(model)
     if kl_cap is None and budget is None:
         raise BadInput("neither kl_cap nor budget is given; expected at least one limit to keep")
     if kl_cap is not None:
@@ -215,11 +217,13 @@ def steering_for(
 
     A budget at the head needs no guard: the vectors are lowered to it, certified.
     """
+    if kl_cap is not None:
+        check_budget(kl_cap, "the KL cap")
     chosen = with_alpha(vectors, alpha)
     below = any(v.layer != HEAD for v in chosen)
     if kl_cap is not None or (budget is not None and below):
         return guard(model, chosen, kl_cap, budget).steering
-    body = steer(model, chosen, alpha, budget).body
+    body = steer_model(model, chosen, alpha, budget).body
     return Added(cast("SteeredBody", body).added)
 
 

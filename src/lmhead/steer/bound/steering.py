@@ -6,6 +6,7 @@ The result is a model like any other: `generate`, `next_tokens` and every engine
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,14 +16,16 @@ from lmhead.body.adding import adding, blocks_of, check_layer
 from lmhead.body.torch_body import sha256_with
 from lmhead.errors import BadInput, UnsupportedModel
 from lmhead.head import Head
-from lmhead.loading import Model
+from lmhead.loading import Model, load
 from lmhead.steer.bound.certificate import alpha_for, certify, check_budget, share_within
+from lmhead.steer.control import load_vectors
 from lmhead.steer.vector import HEAD, SteeringVector, SteeringWarning, check_alpha
 
 OFFERED_BUDGET = 2.0  # logits: the odds of two tokens change by a factor of 7.4 at most
 OFFERED_KL_CAP = 0.5  # nat
 
-Vectors = SteeringVector | Sequence[SteeringVector]
+# Vectors, or the file that holds them.
+Vectors = SteeringVector | Sequence[SteeringVector] | str | Path
 
 
 class SteeredBody(TorchBody):
@@ -61,8 +64,11 @@ class Added:
         """Let the head answer."""
 
 
-def steer(
-    model: Model, vectors: Vectors, alpha: float | None = None, budget: float | None = None
+def steer_model(
+    model: str | Path | Model,
+    vectors: Vectors,
+    alpha: float | None = None,
+    budget: float | None = None,
 ) -> Model:
     """Return the model with the vectors added; it shares everything else with `model`.
 
@@ -70,7 +76,11 @@ def steer(
     - `budget` lowers what is added at the layer `"head"` until the certified range of delta is
       within it, for every context. Where neither it nor `alpha` is given, the budgets on the
       vectors' cards hold. Below the head nothing can be certified: there `guard` keeps a budget.
+
+        steered = lmhead.steer_model("smollm2-135m", "honest.safetensors", budget=2)
+        lmhead.generate("The capital of Peru is", steered)
     """
+    model = load(model)
     chosen = with_alpha(vectors, alpha)
     body = torch_body(model)
     added = additions(body, chosen)
@@ -99,6 +109,8 @@ def steer(
 
 def with_alpha(vectors: Vectors, alpha: float | None) -> list[SteeringVector]:
     """Return the vectors as a list, each with `alpha` where it is given."""
+    if isinstance(vectors, str | Path):
+        vectors = load_vectors(vectors)
     chosen = [vectors] if isinstance(vectors, SteeringVector) else list(vectors)
     if not chosen:
         raise BadInput("there is no vector to steer with; expected at least one")

@@ -9,6 +9,7 @@ Nothing is generated from any of them, so they may be as strong as they like.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from lmhead.body.states import States
 from lmhead.errors import BadInput
-from lmhead.loading import Model
+from lmhead.loading import Model, load
 from lmhead.progress import Progress, silent
 from lmhead.steer.bound.steering import additions
 from lmhead.steer.learn.data import Row, closed
@@ -39,17 +40,25 @@ class Detection:
 
 
 def detect(
-    vector: SteeringVector,
-    texts: Sequence[Row | str],
-    model: Model,
+    vector: SteeringVector | str | Path,
+    texts: Sequence[Row | str] | str,
+    model: str | Path | Model,
     *,
     progress: Progress = silent,
 ) -> list[Detection]:
-    """Score texts; a text that no mark ends is ended by a full stop first, as in training."""
+    """Score texts; a text that no mark ends is ended by a full stop first, as in training.
+
+    vector = lmhead.train("builtin", "smollm2-135m")
+    lmhead.detect(vector, ["The capital of Italy is Rome."], "smollm2-135m")[0].score
+    """
+    if isinstance(vector, str | Path):
+        vector = SteeringVector.load(vector)
+    require_detector(vector)
+    texts = [texts] if isinstance(texts, str) else texts
     if not texts:
         raise BadInput("there is no text to score; expected at least one")
     rows = [t if isinstance(t, Row) else Row(closed(t) if t.strip() else t) for t in texts]
-    found = score_rows(vector, rows, model, progress=progress)
+    found = score_rows(vector, rows, load(model), progress=progress)
     return [Detection(r.text, float(s)) for r, s in zip(rows, found, strict=True)]
 
 
@@ -81,7 +90,7 @@ def require_detector(vector: SteeringVector) -> str:
     ):
         raise BadInput(
             f"the vector is no detector (its job is {vector.card.job}); expected one that "
-            "`lmhead steer train --for detect` wrote, unchanged"
+            "`lmhead steer train --job detect` wrote, unchanged"
         )
     return kind
 

@@ -12,6 +12,7 @@ from lmhead.head import Head
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
 from lmhead.steer.bound.auditing import Audit, audit
+from lmhead.steer.bound.certificate import check_budget
 from lmhead.steer.bound.guarding import guard
 from lmhead.steer.bound.steering import with_alpha
 from lmhead.steer.bound.strength import fitted
@@ -23,7 +24,7 @@ from lmhead.steer.learn.training import known
 from lmhead.steer.measure import token_head
 from lmhead.steer.metrics import Interval, auroc_interval, mean_interval
 from lmhead.steer.states import read_states
-from lmhead.steer.vector import SteeringVector
+from lmhead.steer.vector import SteeringVector, check_alpha
 
 
 @dataclass(frozen=True)
@@ -109,19 +110,44 @@ def evaluate(
     """
     seed = (vector.card.seed or 0) if seed is None else seed
     test = float(vector.card.data.get("test", 0.25)) if test is None else test
+    check_evaluation(vector, data, alpha=alpha, kl_cap=kl_cap, budget=budget, fit=fit)
     if vector.card.job == "steer":
         [vector] = with_alpha(vector, alpha)
         if fit:
-            if budget is None:
-                raise BadInput("a vector is to be fitted, but to no budget; give one")
-            [vector] = fitted(model, vector, budget, progress=progress)
+            [vector] = fitted(model, vector, float(budget or 0), progress=progress)
         return _steered(vector, data, model, seed, test, seen, kl_cap, budget, progress)
-    if fit or any(value is not None for value in (alpha, kl_cap, budget)):
-        raise BadInput(
-            "alpha, kl_cap, budget and fit are for a vector that steers; this one detects, and "
-            "nothing is generated from it"
-        )
     return _detected(vector, data, model, seed, test, seen, states, progress)
+
+
+def check_evaluation(
+    vector: SteeringVector,
+    data: Data,
+    *,
+    alpha: float | None = None,
+    kl_cap: float | None = None,
+    budget: float | None = None,
+    fit: bool = False,
+) -> None:
+    """Say what is wrong with an evaluation; it needs no model."""
+    if vector.card.job == "detect":
+        if fit or any(value is not None for value in (alpha, kl_cap, budget)):
+            raise BadInput(
+                "alpha, kl_cap, budget and fit are for a vector that steers; this one detects, "
+                "and nothing is generated from it"
+            )
+        require_both(data.labelled, data.name)
+        return
+    if alpha is not None:
+        check_alpha(alpha)
+    for name, limit in (("the budget", budget), ("the KL cap", kl_cap)):
+        if limit is not None:
+            check_budget(limit, name)
+    if fit and budget is None:
+        raise BadInput("a vector is to be fitted, but to no budget; give one")
+    if not data.pairs:
+        raise BadInput(
+            f"{data.name} holds no pairs; a steering vector is evaluated on prompt, true and false"
+        )
 
 
 def refuse_seen(vector: SteeringVector, rows: Sequence[Row | Pair], seen: bool) -> None:
@@ -146,7 +172,6 @@ def _detected(
     states: States | None,
     progress: Progress,
 ) -> Detected:
-    require_both(data.labelled, data.name)
     sizes = {k: v for k, v in _sizes(vector).items() if k in ("labels", "unlabelled", "validation")}
     parts = split(data, seed, test=test, **sizes)
     require_both(parts.test, f"the test part of {data.name}")
@@ -186,10 +211,6 @@ def _steered(
     budget: float | None,
     progress: Progress,
 ) -> Steered:
-    if not data.pairs:
-        raise BadInput(
-            f"{data.name} holds no pairs; a steering vector is evaluated on prompt, true and false"
-        )
     _, held = split_pairs(data.pairs, seed, test)
     refuse_seen(vector, held, seen)
     runs = PairRuns.read(model, held, vector.layer, progress=progress)

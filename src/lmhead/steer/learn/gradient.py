@@ -13,14 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmhead.body.blocks import Blocks
-from lmhead.errors import BadInput
 from lmhead.head import LMHead
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
 from lmhead.steer.bound.certificate import certified
 from lmhead.steer.bound.constraints import Constraints, penalty
 from lmhead.steer.bound.strength import alpha_within
-from lmhead.steer.learn.data import Data, hashes, split_pairs
+from lmhead.steer.learn.data import Data, hashes
 from lmhead.steer.learn.pairs import PairRuns, ending_logprob
 from lmhead.steer.learn.request import AUTO, Request
 from lmhead.steer.learn.select import METHODS
@@ -47,11 +46,7 @@ def train_steering(
     report: Report | None = None,
 ) -> SteeringVector:
     """Train a vector on the pairs that are not held out; keep the budget, 2.0 unless given."""
-    if not data.pairs:
-        raise BadInput(
-            f"{data.name} holds no pairs; to steer, expected prompt, true and false (or TruthfulQA)"
-        )
-    train, _ = split_pairs(data.pairs, request.seed, request.test)
+    train, _ = request.pairs(data)
     blocks = Blocks(model.body)
     layer = len(blocks) // 2 if request.layer == AUTO else request.layer
     method = "gradient" if request.method == AUTO else request.method

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lmhead.errors import BadInput
 from lmhead.steer.bound.constraints import Constraints
-from lmhead.steer.learn.data import Data, Split, split
+from lmhead.steer.learn.data import Data, Pair, Split, split, split_pairs
 from lmhead.steer.learn.select import METHODS
 from lmhead.steer.learn.tsv import FREE, PAPER, Settings
 from lmhead.steer.vector import JOBS
@@ -55,6 +55,22 @@ class Request:
                 f"a penalty (kl or excess) is given for the method {self.method}, which takes its "
                 "direction from states and trains nothing; leave it out, or choose gradient"
             )
+
+    def check(self, data: Data) -> None:
+        """Say what is wrong with the data for this training; it needs no model."""
+        if self.job == "detect":
+            self.split(data)
+        else:
+            self.pairs(data)
+
+    def pairs(self, data: Data) -> tuple[list[Pair], list[Pair]]:
+        """Split the pairs of the data into those to train on, and those held out."""
+        if not data.pairs:
+            raise BadInput(
+                f"{data.name} holds no pairs; to steer, expected prompt, true and false (or "
+                "TruthfulQA)"
+            )
+        return split_pairs(data.pairs, self.seed, self.test)
 
     def split(self, data: Data) -> Split:
         """Split the data as training does; the test rows are those it never sees."""

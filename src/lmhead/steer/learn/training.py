@@ -12,13 +12,14 @@ from lmhead.body.adding import check_layer
 from lmhead.body.blocks import Blocks
 from lmhead.body.states import States
 from lmhead.errors import BadInput
-from lmhead.loading import Model
+from lmhead.loading import Model, load
 from lmhead.progress import Progress, silent
 from lmhead.steer.bound.certificate import certified
 from lmhead.steer.learn import tsv
 from lmhead.steer.learn.data import Data, Row, Split, hashes
 from lmhead.steer.learn.gradient import train_steering
 from lmhead.steer.learn.linear import Linear
+from lmhead.steer.learn.reading import read_data
 from lmhead.steer.learn.request import AUTO, Request
 from lmhead.steer.learn.select import Known, blend, candidates, choose_layer
 from lmhead.steer.learn.tsv import Report, Texts
@@ -32,8 +33,8 @@ TRIAL_EPOCHS = 5  # that each layer gets when a layer is chosen for tsv
 
 
 def train(
-    data: Data,
-    model: Model,
+    data: Data | str | Path,
+    model: str | Path | Model,
     request: Request | None = None,
     *,
     checkpoint: Path | None = None,
@@ -47,11 +48,16 @@ def train(
     `options` are fields of Request, which replace those of `request`. `checkpoint` is a file from
     which a killed training of the method `tsv` goes on, `states` those of all rows of `data`, for
     a detector of another method, where they are known already.
+
+        vector = lmhead.train("builtin", "smollm2-135m", job="steer", layer="head")
+        vector.save("honest.safetensors")
     """
     if request is None:
         request = Request(**options)
     elif options:
         request = replace(request, **options)
+    data = data if isinstance(data, Data) else read_data(data)
+    model = load(model)
     if request.layer != AUTO:
         check_layer(request.layer, Blocks(model.body).blocks)
     if checkpoint is not None and request.method != "tsv":
