@@ -142,8 +142,8 @@ def generate(
     else:
         results = _in_order(events(texts, loaded, params=params, **options), len(texts) * samples)
     if json:
-        told = {"steering": steering.to_dict(log)} if steering else {}
         made = [_told(rows[i // samples], result) for i, result in enumerate(results)]
+        told = {"steering": steering.to_dict(log)} if steering else {}  # what the guard noted
         render.print_json({"model": model, **told, "generations": made})
         return
     for i, result in enumerate(results):
