@@ -204,6 +204,11 @@ def test_a_json_schema_holds_at_temperature_1_5(model: Model) -> None:
         ({"order": "openai", "top_k": 3}, "order 'openai' is unknown"),
         ({"params": SamplingParams(), "top_k": 3}, "give one or the other"),
         ({"beams": 3, "top_k": 3}, "give either"),
+        ({"stop": 3}, "stop is 3; expected a text"),
+        ({"stop": [3]}, "stop holds 3"),
+        ({"order": None}, "order is None; expected hf, vllm"),
+        ({"head": "screened"}, r"head is 'screened'; expected an engine, such as lmhead.engine\("),
+        ({"params": {"top_k": 3}}, "params is a dict; expected SamplingParams"),
     ],
 )
 def test_wrong_options(model: Model, options: dict[str, object], message: str) -> None:

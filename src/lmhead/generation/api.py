@@ -1,7 +1,7 @@
 """`generate` and `stream`: the two ways to continue prompts from Python."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 
 from lmhead.errors import BadInput, LMHeadWarning
 from lmhead.generation.engine import Engine
-from lmhead.generation.prompts import Prompt, Prompts, Source, encoded, listed
+from lmhead.generation.prompts import Prompt, Prompts, Source, check_head, encoded, listed
 from lmhead.generation.request import Event, Generation, Request
 from lmhead.head import Head
 from lmhead.loading import Model, load
@@ -58,6 +58,7 @@ def generate(
     complete there, a warning says so.
     """
     given = listed(prompts)
+    check_head(head)
     chosen = checked(
         params, controls, max_tokens=max_tokens, order=order, stop=stop, samples=samples,
         beams=beams, batch_size=batch_size,
@@ -117,6 +118,7 @@ def stream(
     given = listed(prompt)
     if not isinstance(prompt, str) and len(given) != 1:
         raise BadInput(f"stream got {len(given)} prompts; expected one: use generate for several")
+    check_head(head)
     chosen = checked(params, controls, max_tokens=max_tokens, order=order, stop=stop)
     loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype)
     encoded(
@@ -225,6 +227,8 @@ def _warn(message: str, names: Sequence[str]) -> None:
 
 
 def _texts(stop: str | Sequence[str]) -> tuple[str, ...]:
+    if not isinstance(stop, str | Iterable):
+        raise BadInput(f"stop is {stop!r}; expected a text, or a list of texts", names=["stop"])
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     for text in stops:
         if not isinstance(text, str):

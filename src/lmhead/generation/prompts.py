@@ -68,6 +68,15 @@ def check_prompt_ids(model: Model, prompt: Prompt) -> list[int]:
     return ids
 
 
+def check_head(head: object) -> None:
+    """Refuse what is no engine of a head, an engine's name among others."""
+    if head is not None and not callable(head):
+        raise BadInput(
+            f"head is {head!r}; expected an engine, such as lmhead.engine(model, 'screened')",
+            names=["head"],
+        )
+
+
 def _is_ids(value: Any) -> TypeGuard[Sequence[int]]:
     return (
         isinstance(value, list | tuple)

@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from lmhead.errors import BadInput
-from lmhead.generation.prompts import Prompt, Prompts, Source, check_prompt_ids, listed
+from lmhead.generation.prompts import (
+    Prompt,
+    Prompts,
+    Source,
+    check_head,
+    check_prompt_ids,
+    listed,
+)
 from lmhead.head import Head
 from lmhead.loading import Model, load
 from lmhead.models.conversation import wrapped
@@ -91,6 +98,7 @@ def score_text(
     the beginning, stands before it.
     """
     given = listed(texts)
+    check_head(head)
     check_scoring(chat=chat, prompted=prompt is not None, stride=stride, batch_size=batch_size)
     prompts: Sequence[Prompt | None] = [None] * len(given)
     if prompt is not None:

@@ -10,7 +10,7 @@ order. llama.cpp counts penalties over the last 64 tokens: set
 `penalty_last_n`. And with mirostat it runs nothing but temperature and mirostat: set only those.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from lmhead.errors import BadInput
 from lmhead.sampling.params import FILTERS, SamplingParams, nearest
@@ -98,8 +98,13 @@ def resolve_order(order: str | Sequence[str], params: SamplingParams) -> tuple[s
                 names=["order"],
             )
         names = ORDERS[order]
-    else:
+    elif isinstance(order, Iterable):
         names = tuple(order)
+    else:
+        raise BadInput(
+            f"order is {order!r}; expected {', '.join(ORDERS)}, or a list of filters",
+            names=["order"],
+        )
     for name in names:
         if name not in FILTERS:
             raise BadInput(
