@@ -9,7 +9,6 @@ A folder of ours holds one of the files of `MARKERS`. A folder without one was m
 else, and nothing here ever replaces it, forced or not.
 """
 
-import ctypes
 import errno
 import os
 import secrets
@@ -240,6 +239,8 @@ def _sweep_one(left: Path) -> None:
 
 def _exchanged(one: Path, other: Path) -> bool:
     """Exchange two folders in one step, where the system can; what was `other` is then at `one`."""
+    import ctypes
+
     names = (os.fsencode(one), os.fsencode(other))
     try:
         libc = ctypes.CDLL(None, use_errno=True)

@@ -6,7 +6,8 @@ those. The other way round, a tokenizer with more ids than rows makes the model 
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -66,7 +67,8 @@ def _is_array(value: Any) -> bool:
 
 def _reach(tokens: Mapping[int, str], vocab_size: int) -> TokenizerReach:
     """Compare id -> token with V rows; V may be anything that a file claims."""
-    used = sorted(i for i in tokens if 0 <= i < vocab_size)
+    ids = sorted(tokens)
+    used = ids[bisect_left(ids, 0) : bisect_left(ids, vocab_size)]
     marked = [(i, text) for i, text in tokens.items() if text.startswith(("<", "["))]
     return TokenizerReach(
         ids=len(tokens),
@@ -80,9 +82,11 @@ def _reach(tokens: Mapping[int, str], vocab_size: int) -> TokenizerReach:
     )
 
 
-def _gaps(used: Iterable[int], vocab_size: int) -> Iterator[tuple[int, int]]:
+def _gaps(used: Sequence[int], vocab_size: int) -> Iterator[tuple[int, int]]:
     """Yield the runs of ids below V that are not in `used`, which ascends, as (first, last)."""
     expected = 0
+    if used and used[-1] == len(used) - 1:  # all of them from 0 on, as nearly always
+        expected, used = len(used), ()
     for i in used:
         if i > expected:
             yield expected, i - 1
@@ -98,12 +102,14 @@ def _folder_tokens(folder: Path) -> dict[int, str]:
     if fast.is_file():
         tokens = _fast_tokens(fast)
     elif slow.is_file():
-        tokens = _by_id(slow, read_json(slow).items())
+        vocab = read_json(slow)
+        tokens = _by_id(slow, vocab.keys(), vocab.values())
     if not tokens:
         return {}
     added = folder / "added_tokens.json"
     if added.is_file():
-        tokens |= _by_id(added, read_json(added).items())
+        more = read_json(added)
+        tokens |= _by_id(added, more.keys(), more.values())
     settings = folder / "tokenizer_config.json"
     if settings.is_file():
         decoder = read_json(settings).get("added_tokens_decoder")
@@ -135,16 +141,17 @@ def _fast_tokens(path: Path) -> dict[int, str]:
     merges_at = _MERGES.search(data, vocab_at.end())
     vocab = _value_at(path, data[vocab_at.end() : merges_at.start() if merges_at else None])
     if isinstance(vocab, list):  # Unigram: the place in the list is the id
-        pairs = [entry[0] if isinstance(entry, list) and entry else None for entry in vocab]
-        tokens = _by_id(path, ((text, i) for i, text in enumerate(pairs)))
+        texts = [entry[0] if isinstance(entry, list) and entry else None for entry in vocab]
+        tokens = _by_id(path, texts, range(len(texts)))
     else:
-        tokens = _by_id(path, vocab.items())
+        tokens = _by_id(path, vocab.keys(), vocab.values())
     # The tokenizers library writes them before the vocabulary, but JSON has no order.
     if added_at := _ADDED.search(data):
         before = added_at.start() < vocab_at.start()
         added = _value_at(path, data[added_at.end() : vocab_at.start() if before else None])
         found = [token for token in added if isinstance(token, dict)]
-        tokens |= _by_id(path, ((token.get("content"), token.get("id")) for token in found))
+        contents = [token.get("content") for token in found]
+        tokens |= _by_id(path, contents, [token.get("id") for token in found])
     return tokens
 
 
@@ -156,9 +163,8 @@ def _value_at(path: Path, data: bytes) -> Any:
         raise BadCheckpoint(f"{path} is damaged ({error}); fetch it again") from error
 
 
-def _by_id(path: Path, vocab: Iterable[tuple[Any, Any]]) -> dict[int, str]:
-    """Turn (token, id) round, and check that they are that."""
-    texts, ids = zip(*vocab, strict=True) if (vocab := list(vocab)) else ((), ())
+def _by_id(path: Path, texts: Collection[Any], ids: Collection[Any]) -> dict[int, str]:
+    """Return id -> token, and check that they are that."""
     if not (set(map(type, ids)) <= {int} and set(map(type, texts)) <= {str}):
         raise BadCheckpoint(f"{path} gives tokens ids that are no integers; fetch it again")
     if ids and not -limits.ELEMENTS < min(ids) <= max(ids) < limits.ELEMENTS:
