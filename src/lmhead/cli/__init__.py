@@ -1,5 +1,6 @@
 """The command line: one file per command; `render.py` alone knows how results look."""
 
+import os
 import sys
 from typing import Any
 
@@ -22,8 +23,6 @@ def run(arguments: list[str]) -> int:
             return 130
         except BrokenPipeError:
             # The reader of our output is gone; keep the interpreter from flushing into the void.
-            import os
-
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         except Exception as error:
@@ -35,27 +34,37 @@ def run(arguments: list[str]) -> int:
 def _dispatch(arguments: list[str]) -> int:
     import typer
 
-    from lmhead.cli.app import command
     from lmhead.cli.explain import told
 
     try:
         with told():
-            code = command().main(args=arguments, prog_name="lmhead", standalone_mode=False)
+            code = _command(arguments).main(
+                args=arguments, prog_name="lmhead", standalone_mode=False
+            )
         sys.stdout.flush()
     except typer.Abort:
         return 130
     return code if isinstance(code, int) else 0
 
 
+def _command(arguments: list[str]) -> Any:
+    """Return the parser: with the one command that is called, or whole, to show or to suggest."""
+    from lmhead.cli.app import COMMANDS, command
+
+    completing = "_LMHEAD_COMPLETE" in os.environ
+    name = next((word for word in arguments if not word.startswith("-")), None)
+    asks_for_all = not arguments or arguments in (["-h"], ["--help"])
+    return command(name if name in COMMANDS else None, brief=asks_for_all and not completing)
+
+
 def _explain(error: Exception, arguments: list[str]) -> int:
-    from lmhead.cli.app import command
     from lmhead.cli.explain import explain
     from lmhead.cli.plain import plain
 
     if type(error).__name__ == "NoArgsIsHelpError":  # a group without its command: its help
         error.show()  # type: ignore[attr-defined]
         return 2
-    called: Any = command()
+    called = _command(arguments)
     path = ["lmhead"]
     for word in arguments:
         if word not in getattr(called, "commands", {}):

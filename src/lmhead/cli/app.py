@@ -1,36 +1,32 @@
-"""The commands, by name. Each body imports what it needs when it runs, so that help is instant."""
+"""The commands, by name. A call imports its own command alone, so that it starts quickly."""
 
 from functools import cache
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from lmhead import __version__
-from lmhead.cli import cache as cache_command
-from lmhead.cli import (
-    count,
-    detect,
-    generate,
-    inspect,
-    models,
-    next,
-    score,
-    screen,
-    steer,
-    steer_eval,
-    steer_frontier,
-    steer_train,
-    trim,
-    verify,
-)
 
-app = typer.Typer(
-    name="lmhead",
-    help="See, shrink, speed up, train through and steer the last layer of a language model.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+# Where each command is, in the order of the help; of a group first its own `app`.
+COMMANDS = {
+    "inspect": "inspect.inspect",
+    "next": "next.next_",
+    "generate": "generate.generate",
+    "score": "score.score",
+    "screen": "screen.screen",
+    "trim": "trim.trim",
+    "verify": "verify.verify",
+    "count": "count.count",
+    "steer": "steer.app",
+    "steer train": "steer_train.train",
+    "steer eval": "steer_eval.eval_",
+    "steer frontier": "steer_frontier.frontier",
+    "detect": "detect.detect",
+    "models": "models.models",
+    "pull": "models.pull",
+    "cache": "cache.app",
+}
 
 
 def _version(wanted: bool) -> None:
@@ -39,7 +35,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool,
@@ -52,30 +47,50 @@ def _options(
     """See, shrink, speed up, train through and steer the last layer of a language model."""
 
 
-app.command("inspect")(inspect.inspect)
-app.command("next")(next.next_)
-app.command("generate")(generate.generate)
-app.command("score")(score.score)
-app.command("screen")(screen.screen)
-app.command("trim")(trim.trim)
-steer.app.command("train")(steer_train.train)
-steer.app.command("eval")(steer_eval.eval_)
-steer.app.command("frontier")(steer_frontier.frontier)
-app.add_typer(steer.app)
-app.command("detect")(detect.detect)
-app.command("verify")(verify.verify)
-app.command("count")(count.count)
-app.command("models")(models.models)
-app.command("pull")(models.pull)
-app.add_typer(cache_command.app)
-
-
 @cache
-def command() -> Any:
-    """Return the whole command line as one parser, made once."""
+def command(name: str | None = None, *, brief: bool = False) -> Any:
+    """Return the parser of the command line: all of it, or with this one command alone.
+
+    `brief` leaves the commands' own options out, which the list of all commands does not show.
+    """
+    app = typer.Typer(
+        name="lmhead",
+        help="See, shrink, speed up, train through and steer the last layer of a language model.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for path in COMMANDS:
+        if " " not in path and name in (None, path):
+            found = _found(path)
+            if brief:
+                app.command(path)(_stub(found))
+            elif isinstance(found, typer.Typer):
+                app.add_typer(found)
+            else:
+                app.command(path)(found)
     made = typer.main.get_command(app)
     _tidy(made)
     return made
+
+
+def _stub(found: Any) -> Any:
+    def stub() -> None: ...
+
+    stub.__doc__ = found.info.help if isinstance(found, typer.Typer) else found.__doc__
+    return stub
+
+
+@cache
+def _found(path: str) -> Any:
+    module, name = COMMANDS[path].split(".")
+    found = getattr(import_module(f"lmhead.cli.{module}"), name)
+    if isinstance(found, typer.Typer):
+        for inner in COMMANDS:
+            if inner.startswith(f"{path} "):
+                found.command(inner.removeprefix(f"{path} "))(_found(inner))
+    return found
 
 
 def _tidy(group: Any) -> None:
