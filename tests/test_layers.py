@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -139,7 +140,16 @@ def test_no_torch_before_it_is_needed(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_there_and_has_an_example() -> None:
+    page = (ROOT.parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
     for name in lmhead.__all__:
-        assert getattr(lmhead, name) is not None
+        found = getattr(lmhead, name)
+        assert found is not None
+        assert not isinstance(found, ModuleType), f"lmhead.{name} is a room, not what it names"
+        assert re.search(rf"lmhead\.{name}\b|`{name}`", page), f"docs/python.md leaves {name} out"
     assert set(lmhead.__all__) <= set(dir(lmhead))
+
+
+def test_no_public_name_is_hidden_by_a_room() -> None:
+    """`import lmhead.steer` would put the room in the place of a function of that name."""
+    assert not set(lmhead.__all__) & {name.split(".")[0] for name in MODULES}

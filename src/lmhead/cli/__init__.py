@@ -52,7 +52,8 @@ def _command(arguments: list[str]) -> Any:
     from lmhead.cli.app import COMMANDS, command
 
     completing = "_LMHEAD_COMPLETE" in os.environ
-    name = next((word for word in arguments if not word.startswith("-")), None)
+    names = [word for word in arguments if not word.startswith("-")]
+    name = names[0] if names else None
     asks_for_all = not arguments or arguments in (["-h"], ["--help"])
     return command(name if name in COMMANDS else None, brief=asks_for_all and not completing)
 
