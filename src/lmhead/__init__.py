@@ -38,7 +38,7 @@ _WHERE = {
     "UnsupportedModel": "lmhead.errors",
     "audit": "lmhead.steer",
     "certify": "lmhead.steer",
-    "detect": "lmhead.steer.judge.detector",
+    "detect": "lmhead.steer",
     "engine": "lmhead.generation.engines",
     "generate": "lmhead.generation",
     "guard": "lmhead.steer",
@@ -47,10 +47,11 @@ _WHERE = {
     "load": "lmhead.loading",
     "next_tokens": "lmhead.generation",
     "patch_loss": "lmhead.patch",
+    "read_data": "lmhead.steer",
     "score_text": "lmhead.generation",
-    "steer_model": "lmhead.steer:steer",
+    "steer_model": "lmhead.steer",
     "stream": "lmhead.generation",
-    "train": "lmhead.steer.learn.training",
+    "train": "lmhead.steer",
     "trim_model": "lmhead.trim.run",
     "unpatch_loss": "lmhead.patch",
     "verify": "lmhead.trim.recheck:verify_path",
@@ -119,15 +120,10 @@ if TYPE_CHECKING:
         SteeringVector,
         audit,
         certify,
-        guard,
-    )
-    from lmhead.steer import (
-        steer as steer_model,
-    )
-    from lmhead.steer.judge.detector import (
         detect,
-    )
-    from lmhead.steer.learn.training import (
+        guard,
+        read_data,
+        steer_model,
         train,
     )
     from lmhead.trim.corpus import (
@@ -180,6 +176,7 @@ __all__ = [
     "load",
     "next_tokens",
     "patch_loss",
+    "read_data",
     "score_text",
     "steer_model",
     "stream",
