@@ -113,13 +113,12 @@ def test_other_fields_of_a_row_are_passed_on(
     assert whole["generations"] == results
 
 
-@pytest.mark.model
-def test_a_field_that_the_result_would_hide_is_refused(
-    run: Callable[..., Any], smollm2: Path, tmp_path: Path
+def test_a_field_that_the_result_would_hide_is_refused_at_once(
+    run: Callable[..., Any], tmp_path: Path
 ) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": PROMPT, "text": "gold"}) + "\n")
-    done = run("--prompts", str(file), "-n", "1")
+    done = run("--prompts", str(file), "-n", "1", "-m", str(tmp_path / "no-model"))
     assert done.returncode == 2
     assert 'has a field "text", which the result has too; rename it' in done.stderr
 
@@ -145,3 +144,22 @@ def test_wrong_devices_and_dtypes(call: Callable[..., Any], command: str, tmp_pa
         assert done.returncode == 2
         assert f"{name} is '{value}'" in done.stderr, done.stderr
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.model
+def test_conversations_in_json_lines(
+    run: Callable[..., Any], smollm2: Path, tmp_path: Path
+) -> None:
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say hello."}]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps({name: said}) + "\n" for name in ("prompt", "messages")))
+    lines = run("--prompts", str(file), "-n", "4").stdout.splitlines()
+    first, second = map(json.loads, lines)
+    assert first["prompt"] == said  # as it was given
+    assert (second["messages"], second["prompt"]) == (said, "Say hello.")
+    assert first["ids"] == second["ids"]
+    said.append({"role": "robot", "content": "?"})
+    file.write_text(json.dumps({"prompt": said}) + "\n")
+    done = run("--prompts", str(file), "-m", str(tmp_path / "no-model"))
+    assert "line 1 of" in done.stderr
+    assert "message 3 of the conversation has the role 'robot'" in done.stderr

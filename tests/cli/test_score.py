@@ -85,12 +85,15 @@ def test_wrong_input_is_told_before_the_model_is_loaded(
     rows.write_text('{"text": "a"}\n{"prompt": "b"}\n')
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"text": "a", "prompt": "b"}\n')
+    scored = tmp_path / "scored.jsonl"
+    scored.write_text('{"text": "a", "score": 1}\n')
     for arguments, message in (
         (["missing.jsonl"], "there is no file missing.jsonl"),
         ([""], "a text is empty"),
         ([str(rows)], 'line 2 of .*rows.jsonl has no "completion" or "text"'),
         ([str(prompts), "--prompt", "c"], 'line 1 of .* has a "prompt", and --prompt is given'),
         ([str(rows), "--whole"], "--whole takes a file as one text"),
+        ([str(scored)], 'line 1 of .* has a field "score", which the result has too'),
         (["a", "--chat"], "--chat wraps the prompt, but there is none"),
         (["a", "--stride", "0"], "--stride is 0"),
     ):

@@ -46,7 +46,8 @@ def generate(
         Path | None,
         typer.Option(
             "--prompts",
-            help='A file of prompts: one per line, or .jsonl with {"prompt": ...}; - for stdin.',
+            help='A file of prompts: one per line, or .jsonl with {"prompt": ...}, a text or a '
+            "conversation; - for stdin.",
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences that run together.")] = 8,
@@ -117,7 +118,7 @@ def generate(
         require_max()
     steering = Steering.of(steer or (), alpha, budget, kl_cap, fit)
     rows = _rows(prompt, prompts)
-    texts = [row.text("prompt") for row in rows]
+    texts = [row.prompt() for row in rows]
     from lmhead.cli import render
     from lmhead.generation import generate as run
     from lmhead.generation.engines import engine as engine_of
@@ -136,7 +137,7 @@ def generate(
             run(texts, loaded, beams=beams, progress=render.progress, **options)
         )
     elif stream and not json and samples == 1 and prompts is None:
-        _stream(texts[0], events(texts, loaded, params=params, **options), chat)
+        _stream(rows[0].text("prompt"), events(texts, loaded, params=params, **options), chat)
         note_guard(log)
         return
     else:
@@ -161,7 +162,14 @@ def generate(
 def _rows(prompt: str | None, prompts: Path | None) -> list[Row]:
     if prompts is None:
         return [Row("the prompt", {"prompt": read_prompt(prompt or "")}, from_json=False)]
-    rows = list(rows_of(prompts, "prompt"))
+    from dataclasses import fields
+
+    from lmhead.generation import Generation
+
+    rows = list(rows_of(prompts, "prompt", "messages"))
+    told = [field.name for field in fields(Generation) if field.name != "prompt"]
+    for row in rows:
+        row.check_fields(told)
     if not rows:
         raise BadInput(f"--prompts {prompts} holds no prompt; expected one per line")
     return rows

@@ -2,12 +2,13 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lmhead.errors import BadInput
+from lmhead.models.conversation import Conversation, check_conversation, is_conversation
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,32 @@ class Row:
         raise BadInput(f"{self.where} has no {wanted}; expected a JSON object with one")
 
     def with_result(self, result: dict[str, Any], given: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the result with the row's other fields before it; refuse to lose one of them.
+        """Return the result behind all fields of the row; refuse to lose one of them.
 
-        given: fields of the row that the result repeats as they are.
+        given: what the row was asked for; it stays as it is there.
         """
-        lost = sorted(set(self.fields) & set(result) - set(given))
-        if lost:
-            raise BadInput(
-                f'{self.where} has a field "{lost[0]}", which the result has too; rename it'
-            )
-        return {**self.fields, **result}
+        self.check_fields(name for name in result if name not in given)
+        return {**self.fields, **{n: v for n, v in result.items() if n not in self.fields}}
+
+    def check_fields(self, names: Iterable[str]) -> None:
+        """Refuse a row that has one of these fields, which its result will have."""
+        for name in names:
+            if name in self.fields:
+                raise BadInput(
+                    f'{self.where} has a field "{name}", which the result has too; rename it'
+                )
+
+    def prompt(self) -> str | Conversation:
+        """Return the "prompt", a text or a conversation, or the conversation in "messages"."""
+        for name in ("prompt", "messages"):
+            value = self.fields.get(name)
+            if is_conversation(value):
+                try:
+                    check_conversation(value)
+                except BadInput as error:
+                    raise BadInput(f"{self.where}: {error}") from error
+                return [dict(message) for message in value]
+        return self.text("prompt")
 
 
 def is_json_lines(path: Path) -> bool:

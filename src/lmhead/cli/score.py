@@ -134,6 +134,7 @@ def _total(sources: list[Path | Row], prompt: str | None) -> int | None:
 
 
 def _pair(row: Row, prompt: str | None) -> tuple[str | None, str]:
+    row.check_fields(["score"])
     if "prompt" not in row.fields:
         return prompt, row.text("completion", "text")
     if prompt is not None:
