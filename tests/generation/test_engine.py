@@ -365,3 +365,19 @@ def test_a_model_that_fails_loses_its_batch_and_nothing_else(tiny: Tiny) -> None
     assert (engine.running, engine.waiting) == (0, 1)
     told: list[Event] = list(engine.run())
     assert told[-1].result == alone(model, Request([5, 6], sampler(model), max_tokens=3))
+
+
+def test_requests_that_are_sampled_differently_read_the_weight_once(tiny: Tiny) -> None:
+    model = tiny_model(tiny("gpt2"))
+    head = Counting(model.head)
+    requests = drawn_requests(model, 8, 6, lambda rng: [rng.randrange(3, 99) for _ in range(4)])
+    expected = [alone(model, request).ids for request in requests]
+    engine = Engine(model, head)  # type: ignore[arg-type]
+    ids = [engine.submit(request) for request in requests]
+    engine.step()
+    assert len({id(s.sampler) for s in engine._going}) > 1
+    assert head.rows == [8]
+    engine = Engine(model)
+    ids = [engine.submit(request) for request in requests]
+    found = {event.id: event.result.ids for event in engine.run() if event.result}
+    assert [found[i] for i in ids] == expected

@@ -217,6 +217,15 @@ class Engine:
         groups: dict[tuple[int, bool], list[int]] = {}
         for place, s in enumerate(going):
             groups.setdefault((id(s.sampler), place in logits), []).append(place)
+        if self.head.reads_all and sum(not answered for _, answered in groups) > 1:
+            # several samplers, each of which would ask for all logits: W is read once for them
+            places = [place for place in range(len(going)) if place not in logits]
+            z = self.head(h[[last[place] for place in places]])
+            logits |= dict(zip(places, z, strict=True))
+            groups = {
+                (key, True): groups.get((key, True), []) + groups.get((key, False), [])
+                for key, _ in groups
+            }
         drawn: dict[int, _Drawn] = {}
         for (_, answered), places in groups.items():
             if answered:
