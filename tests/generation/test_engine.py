@@ -196,7 +196,8 @@ def test_a_cancelled_request_leaves_no_memory_behind(name: str, tiny: Tiny) -> N
     model = tiny_model(tiny(name, **TINY[name]))
     engine = Engine(model)
     stays = engine.submit(Request([5, 6], sampler(model, stop_ids=()), max_tokens=40))
-    engine.step()
+    for _ in range(2):
+        engine.step()
     memory = engine._memory
     assert memory is not None
     before, size = live_tensors(), sum(t.numel() for t in memory.tensors())
@@ -381,3 +382,21 @@ def test_requests_that_are_sampled_differently_read_the_weight_once(tiny: Tiny) 
     ids = [engine.submit(request) for request in requests]
     found = {event.id: event.result.ids for event in engine.run() if event.result}
     assert [found[i] for i in ids] == expected
+
+
+def test_a_caller_chooses_in_place_of_the_samplers(tiny: Tiny) -> None:
+    model = tiny_model(tiny("gpt2"))
+    asked: list[list[int]] = []
+
+    def choose(h: Tensor, ids: Sequence[int]) -> list[int]:
+        assert h.shape == (len(ids), model.head.hidden_size)
+        asked.append(list(ids))
+        return [-1 if i == 1 and len(asked) == 3 else 50 + i for i in ids]
+
+    engine = Engine(model, choose=choose)
+    for _ in range(2):
+        engine.submit(Request([5, 6], sampler(model), max_tokens=4))
+    found = {event.id: event.result for event in engine.run() if event.result}
+    assert asked == [[0, 1], [0, 1], [0, 1], [0]]
+    assert (found[0].ids, found[0].finish_reason) == ((50,) * 4, "length")
+    assert (found[1].ids, found[1].finish_reason) == ((51,) * 2, "stop")

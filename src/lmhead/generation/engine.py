@@ -16,13 +16,14 @@ h `[R, d]` what enters the head.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from lmhead.body import Additions, State
+from lmhead.body.growing import grow_in_place
 from lmhead.body.joining import joining
 from lmhead.errors import BadInput, LMHeadError
 from lmhead.generation.asking import next_ids
@@ -31,6 +32,10 @@ from lmhead.generation.text import TextStream
 from lmhead.head import Head
 from lmhead.loading import Model
 from lmhead.sampling import Logprobs, Sampler, SequenceState
+
+_ROOM = 64  # columns that keys and values get at a time, so that they are not copied for each
+
+Choose = Callable[[Tensor, Sequence[int]], Sequence[int]]
 
 
 @dataclass(eq=False)
@@ -76,13 +81,22 @@ class Engine:
     """Continues requests together, a token each per step.
 
     `batch_size` sequences run at a time; the others wait, first come, first served. `head` is an
-    engine to use instead of the model's own head.
+    engine to use instead of the model's own head. `choose` makes a token for each of the h
+    `[B, d]` of the requests with these ids, in place of their samplers; -1 ends a request.
     """
 
-    def __init__(self, model: Model, head: Head | None = None, *, batch_size: int = 8) -> None:
+    def __init__(
+        self,
+        model: Model,
+        head: Head | None = None,
+        *,
+        batch_size: int = 8,
+        choose: Choose | None = None,
+    ) -> None:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise BadInput(f"batch_size is {batch_size!r}; expected a whole number of at least 1")
         self.model, self.head, self.batch_size = model, head or model.head, batch_size
+        self._choose = choose
         self._waiting: deque[tuple[int, Request]] = deque()
         self._going: list[_Sequence] = []
         self._memory: State | None = None  # of the rows of those that are going, in their order
@@ -196,6 +210,7 @@ class Engine:
         ids, memory = State.of_prompts([s.request.ids for s in read for _ in range(s.rows)])
         h, memory = self.model.body.run(ids, memory, rows=_additions(read))
         h = h[:, -1]
+        grow_in_place(memory.past, min(_ROOM, max(s.max_tokens for s in group)))
         if len(read) < len(group):
             starts = dict(zip(firsts, _starts(read), strict=True))
             rows = [
@@ -214,6 +229,12 @@ class Engine:
         last = list(range(len(going)))  # the row of h that the head answers
         if any(s.request.steering is not None for s in going):
             logits, last = self._steered(h)
+        if self._choose is not None:
+            tokens = self._choose(h[last], [s.id for s in going])
+            for s, token in zip(going, tokens, strict=True):
+                if token >= 0:
+                    s.state.accept(token)
+            return [_Drawn(token) for token in tokens]
         groups: dict[tuple[int, bool], list[int]] = {}
         for place, s in enumerate(going):
             groups.setdefault((id(s.sampler), place in logits), []).append(place)
@@ -286,7 +307,7 @@ class Engine:
         token = drawn.token
         if drawn.logprobs is not None:
             s.logprobs.append(drawn.logprobs)
-        stops = token in s.request.sampler.params.stop_ids
+        stops = token < 0 or token in s.request.sampler.params.stop_ids
         text = "" if stops else s.text.push(token)
         stops = stops or s.text.stopped_by is not None or s.state.finished
         result = None
@@ -316,8 +337,12 @@ class Engine:
             sampler=next(others, request.sampler),
             max_tokens=self.model.room(ids, request.max_tokens),
             state=request.sampler.start(ids, seed=request.seed, index=request.index),
-            text=TextStream(self.model.decode, request.stop),
+            text=TextStream(self.model.decode if self._choose is None else _no_text, request.stop),
         )
+
+
+def _no_text(_ids: list[int]) -> str:
+    return ""  # who chooses by h wants ids
 
 
 def _alike(a: Sampler, b: Sampler) -> bool:

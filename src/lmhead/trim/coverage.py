@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmhead.body.growing import grow_in_place
+from lmhead.generation import Engine, Request
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
+from lmhead.sampling import Sampler, SamplingParams
 from lmhead.trim.sample import WINDOW
 
 PROMPTS = (32, 16, 8, 4, 2, 1)  # lengths that prompts are cut to: equal ones run as one batch
@@ -239,42 +240,35 @@ def continue_greedily(
     their prompts; the model's best, if not given. It sees only prompts that have not come to their
     end, and ends one itself by giving -1, which is left out.
     """
-    ends = _end_ids(model) | {-1}
     if choose is None:
 
         def choose(h: Tensor, _which: Sequence[int]) -> Tensor:
             return logits(model.head, h)[:, : model.reachable].argmax(-1)
 
+    place: dict[int, int] = {}  # the number of the prompt that a request of the engine is
+
+    def chosen(h: Tensor, ids: Sequence[int]) -> list[int]:
+        found: list[int] = choose(h, [place[i] for i in ids]).tolist()
+        return found
+
     results: list[list[int]] = [[] for _ in prompts]
-    groups: dict[int, list[int]] = {}
+    params = SamplingParams(temperature=0.0, stop_ids=tuple(_end_ids(model)))
+    sampler = Sampler.from_params(params, vocab_size=model.reachable)
+    groups: dict[int, list[int]] = {}  # prompts of one length need no padding
     for at, prompt in enumerate(prompts):
         groups.setdefault(len(prompt), []).append(at)
     most = {n: _together(model, n + max_tokens) for n in groups}
-    batches = [g[i : i + most[n]] for n, g in groups.items() for i in range(0, len(g), most[n])]
-    with (
-        progress(title, total=len(prompts) * max_tokens) as advance,
-        torch.inference_mode(),
-    ):
-        for lot in batches:
-            feed = torch.tensor([list(prompts[at]) for at in lot])  # [n, T]
-            running, state = list(lot), None
-            for step in range(max_tokens):
-                h, state = model.body.run(feed, state)
-                if step == 0:
-                    grow_in_place(state.past, max_tokens)
-                advance(len(running))
-                chosen = choose(h[:, -1], running)  # [running]
-                for at, token in zip(running, chosen.tolist(), strict=True):
-                    results[at].append(token)
-                goes_on = [i for i, at in enumerate(running) if results[at][-1] not in ends]
-                if len(goes_on) < len(running):
-                    advance((len(running) - len(goes_on)) * (max_tokens - step - 1))
-                    if not goes_on:
-                        break
-                    state.select(goes_on)
-                running = [running[i] for i in goes_on]
-                feed = chosen[goes_on].unsqueeze(1)
-    return [[i for i in row if i >= 0] for row in results]
+    lots = [g[i : i + most[n]] for n, g in groups.items() for i in range(0, len(g), most[n])]
+    with progress(title, total=len(prompts) * max_tokens) as advance:
+        for lot in lots:
+            engine = Engine(model, batch_size=len(lot), choose=chosen)
+            place = {engine.submit(Request(prompts[at], sampler, max_tokens)): at for at in lot}
+            for event in engine.run():
+                advance(1)
+                if event.result is not None:
+                    results[place[event.id]] = list(event.result.ids)
+                    advance(max_tokens - len(event.result.ids))
+    return results
 
 
 def listen_to_continuations(
