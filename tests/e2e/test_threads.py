@@ -54,7 +54,7 @@ def jobs_of(model: Model, tokens: int) -> dict[str, Callable[[], object]]:
     length = float(model.last_hidden(PROMPT).norm())
     at_block = SteeringVector(v, 1, alpha=0.3 * length / float(v.norm()))
     at_head = SteeringVector(v, HEAD, alpha=0.3 * length / float(v.norm()))
-    screens = [engine(model, "screened"), engine(model, "screened")]
+    screened = engine(model, "screened")  # one copy of the head, shared as well
     drawn: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "seed": 7}
 
     def text(model: Model, **options: Any) -> Callable[[], object]:
@@ -75,8 +75,8 @@ def jobs_of(model: Model, tokens: int) -> dict[str, Callable[[], object]]:
     return {
         "dense": text(model),
         "dense, drawn": text(model, **drawn),
-        "screened": text(model, head=screens[0]),
-        "screened, drawn": text(model, head=screens[1], **drawn),
+        "screened": text(model, head=screened),
+        "screened, drawn": text(model, head=screened, **drawn),
         "steered at a block": text(steer_model(model, at_block)),
         "steered at the head, drawn": text(steer_model(model, at_head), **drawn),
         "guarded": text(guard(model, at_block, kl_cap=0.5).model),

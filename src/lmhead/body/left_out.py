@@ -57,11 +57,11 @@ def left_out(blocks: Iterable[nn.Module], answer: Any) -> Iterator[None]:
     """While it lasts, and in this thread alone, each of the blocks returns `answer`."""
     global _open
     out = _LeftOut(frozenset(blocks), answer)
-    for block in out.blocks:
-        if not hasattr(block, "_lmhead_skippable"):
-            block.__class__ = _skippable(type(block))  # type: ignore[arg-type]
     token = _left_out.set(out)
     with _lock:
+        for block in out.blocks:
+            if not hasattr(block, "_lmhead_skippable"):
+                block.__class__ = _skippable(type(block))  # type: ignore[arg-type]
         _open += 1
     try:
         yield

@@ -4,22 +4,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
+from lmhead.body import TorchBody
 from lmhead.body.adding import adding
 from lmhead.body.blocks import Blocks
-from lmhead.errors import BadInput
-from lmhead.loading import Model
-from lmhead.steer import HEAD, SteeringVector
-from lmhead.steer.bound.steering import additions
 
-Tiny = Callable[[str], Model]
+Net = Callable[[str], PreTrainedModel]
 FAMILIES = ("llama", "gpt2", "gemma3")
 IDS = torch.randint(1, 90, (2, 11), generator=torch.Generator().manual_seed(3))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_states_are_those_the_model_reports(tiny: Tiny, family: str) -> None:
-    body = tiny(family).body
+def test_states_are_those_the_model_reports(net: Net, family: str) -> None:
+    body = TorchBody(net(family))
     states = Blocks(body).states(IDS)
     with torch.no_grad():
         told = body.model(IDS, output_hidden_states=True, use_cache=False).hidden_states
@@ -31,8 +29,8 @@ def test_states_are_those_the_model_reports(tiny: Tiny, family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layer", [0, 1, 2])
-def test_the_blocks_above_give_the_same_bits(tiny: Tiny, family: str, layer: int) -> None:
-    blocks = Blocks(tiny(family).body)
+def test_the_blocks_above_give_the_same_bits(net: Net, family: str, layer: int) -> None:
+    blocks = Blocks(TorchBody(net(family)))
     states = blocks.states(IDS)
     with torch.no_grad():
         assert torch.equal(blocks.above(layer, states[layer]), states[-1])
@@ -44,8 +42,8 @@ def test_the_blocks_above_give_the_same_bits(tiny: Tiny, family: str, layer: int
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_adding_to_some_rows_leaves_the_others_alone(tiny: Tiny, family: str) -> None:
-    body = tiny(family).body
+def test_adding_to_some_rows_leaves_the_others_alone(net: Net, family: str) -> None:
+    body = TorchBody(net(family))
     v = torch.ones(24)
     with torch.no_grad():
         plain, _ = body(IDS, use_cache=False)
@@ -60,21 +58,3 @@ def test_adding_to_some_rows_leaves_the_others_alone(tiny: Tiny, family: str) ->
     assert torch.equal(some[1], every[1])
     assert torch.equal(every, expected)  # at every position, the first included
     assert torch.equal(after, plain)  # nothing stays behind
-
-
-def test_layers_and_widths_that_do_not_fit(tiny: Tiny) -> None:
-    body = tiny("llama").body
-    with pytest.raises(BadInput, match=r"the layer is 3, but the model has 3 blocks; expected 0"):
-        additions(body, [SteeringVector(torch.ones(24), 3)])
-    for layer in (1, HEAD):
-        with pytest.raises(BadInput, match=r"width 23, but the model's states .* have 24"):
-            additions(body, [SteeringVector(torch.ones(23), layer)])
-
-
-def test_several_vectors_add_up(tiny: Tiny) -> None:
-    v = SteeringVector(torch.ones(24), 1, 2.0)
-    w = SteeringVector(torch.ones(24), HEAD, 0.5)
-    total = additions(tiny("llama").body, [v, w, v])
-    assert set(total) == {1, HEAD}
-    assert torch.equal(total[1], torch.full((24,), 4.0))
-    assert torch.equal(total[HEAD], torch.full((24,), 0.5))
