@@ -35,8 +35,15 @@ V, D = 131, 16
     ],
 )
 def test_known_model(
-    name: str, vocab_size: int, hidden_size: int, total: int, percent: float
+    name: str,
+    vocab_size: int,
+    hidden_size: int,
+    total: int,
+    percent: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("LMHEAD_CACHE", str(tmp_path))  # where a built-in model is not here
     report = inspect_model(name)
     assert (report.vocab_size, report.hidden_size) == (vocab_size, hidden_size)
     assert report.head_parameters == report.embedding_parameters == vocab_size * hidden_size

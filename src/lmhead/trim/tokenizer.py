@@ -178,7 +178,8 @@ class TokenizerJson:
     def always(self) -> frozenset[int]:
         """The ids that every trim keeps: added tokens, the unknown token, the last resort."""
         ids = set(self.last_resort)
-        ids.update(self.vocab[token["content"]] for token in self.data.get("added_tokens") or ())
+        added = (token["content"] for token in self.data.get("added_tokens") or ())
+        ids.update(self.vocab[text] for text in added if text in self.vocab)  # "" is no token
         for token in _named_tokens(self.data):
             if token in self.vocab:
                 ids.add(self.vocab[token])
