@@ -85,7 +85,7 @@ def commands(block: Block) -> list[Command]:
 def run_page(page: Path, folder: Path) -> None:
     """Run every block of a page in a folder, and compare what is stated."""
     names: dict[str, Any] = {"__name__": page.stem}
-    before = Path.cwd()
+    before, variables = Path.cwd(), dict(os.environ)
     os.chdir(folder)
     try:
         for block in blocks(page.read_text(encoding="utf-8")):
@@ -99,6 +99,8 @@ def run_page(page: Path, folder: Path) -> None:
                     _run(command, f"{page.name}:{block.line}", block.smaller)
     finally:
         os.chdir(before)
+        os.environ.clear()
+        os.environ.update(variables)
 
 
 def _run(command: Command, where: str, smaller: tuple[str, ...]) -> None:
