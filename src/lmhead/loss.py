@@ -49,6 +49,11 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Give the cross-entropy of `targets` under the head, as if the logits had been computed.
 
+    >>> h, weight, targets = torch.randn(4, 8), torch.randn(100, 8), torch.tensor([1, 2, 3, 4])
+    >>> dense = torch.nn.functional.cross_entropy(h @ weight.T, targets)
+    >>> torch.allclose(linear_cross_entropy(h, weight, targets), dense, atol=1e-5)
+    True
+
     The same loss and gradients as `F.cross_entropy(scale * (h @ weight.T + bias), targets)`, with
     memory for `chunk` rows of logits instead of all. A tensor that requires no gradient costs
     nothing: no buffer, no product. Sums are taken in float32 also for bfloat16 tensors and under

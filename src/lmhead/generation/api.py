@@ -41,6 +41,9 @@ def generate(
 ) -> list[Generation]:
     """Continue prompts; return `samples` continuations of each, in the order of the prompts.
 
+    >>> generate("The capital of France is", "smollm2-135m", max_tokens=2)[0].text
+    ' Paris.'
+
     - `prompts`: a text, the ids of one (a list of whole numbers), a conversation (a list of
       `{"role": "system", "user" or "assistant", "content": text}`), or a list of these.
     - `controls` are the fields of SamplingParams (temperature, top_p, seed, ...), if `params` is

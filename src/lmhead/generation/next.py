@@ -64,6 +64,9 @@ def next_tokens(
 ) -> NextTokens:
     """Return the `top` most probable next tokens of `prompt` (a text, or the ids of one).
 
+    >>> [row.token for row in next_tokens("The capital of France is", top=3).tokens]
+    [' Paris', ' the', ' London']
+
     - Rows of the head that no token belongs to take no part, as in generation.
     - `params`, or `controls` (the fields of SamplingParams: top_p, banned_ids, ...): the result
       also tells each token's probability after these filters, in that `order`, and what each

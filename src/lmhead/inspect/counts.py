@@ -1,7 +1,9 @@
 """The head in numbers: size, share, memory and reach, without torch and without reading a weight.
 
-    inspect_model("gemma-7b").head_share          # 0.0921...
-    inspect_model(Path("folder")).total_parameters
+>>> inspect_model("gemma-7b").head_share
+0.0921...
+>>> inspect_model("gpt2").total_parameters
+124439808
 
 A folder is counted from its configuration and safetensors headers, a GGUF file from its header, a
 well-known name from its configuration. A tied matrix is one matrix: it counts once, however often

@@ -1,8 +1,11 @@
 """The sampler: filters in an explicit order, then a draw.
 
-    sampler = Sampler.from_params(SamplingParams(temperature=0.7, top_p=0.9, seed=1))
-    seqs = [sampler.start(prompt_ids)]
-    drawn = sampler.step(logits, seqs)   # draws one token per row and records it in seqs
+>>> sampler = Sampler.from_params(SamplingParams(temperature=0.7, top_p=0.9, seed=1))
+>>> seqs = [sampler.start([3, 1, 2])]  # the prompt's ids
+>>> logits = torch.tensor([[0.0, 9.0, 0.0, 0.0]])  # [rows, V]
+>>> drawn = sampler.step(logits, seqs)  # draws one token per row and records it in seqs
+>>> seqs[0].output_ids
+[1]
 
 Nothing here knows when a text ends but for one thing: a sequence whose grammar is complete says
 `finished`. Give `step` only the rows of sequences that go on.
