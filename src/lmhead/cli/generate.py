@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmhead.cli.options import Chat, Device, Dtype, Json, Model, parse_order, read_prompt
+from lmhead.cli.options import Chat, Device, Dtype, Json, Model, parse_order, read_prompt, renamed
 from lmhead.cli.rows import Row, rows_of
 from lmhead.cli.sampling import with_controls
 from lmhead.cli.steering import Alpha, Budget, Fit, KlCap, Steering, note_guard
@@ -55,10 +55,11 @@ def generate(
         str,
         typer.Option(help="dense, screened, max (for GPT-2), or auto: the fastest here."),
     ] = "auto",
-    head: Annotated[
+    keepset: Annotated[
         Path | None,
-        typer.Option("--head", help="Use only the rows of this keep-set file."),
+        typer.Option("--keepset", help="Use only the rows of this keep-set file."),
     ] = None,
+    head: Annotated[Path | None, typer.Option("--head", hidden=True)] = None,
     steer: Annotated[
         list[Path] | None,
         typer.Option(
@@ -97,8 +98,11 @@ def generate(
         raise BadInput(
             "--engine max runs in float32 on the CPU; leave out --device and --dtype, or --engine"
         )
-    if head is not None and not head.is_file():
-        raise BadInput(f"--head is {head}, but there is no such file; see lmhead trim --form head")
+    keepset = renamed("--head", head, "--keepset", keepset)
+    if keepset is not None and not keepset.is_file():
+        raise BadInput(
+            f"--keepset is {keepset}, but there is no such file; see lmhead trim --form head"
+        )
     options: dict[str, Any] = {
         "max_tokens": max_tokens,
         "stop": tuple(stop or ()),
@@ -126,7 +130,7 @@ def generate(
 
     body = "max" if engine == "max" else None
     loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
-    chosen = engine_of(loaded, engine, keepset=head, progress=render.progress)
+    chosen = engine_of(loaded, engine, keepset=keepset, progress=render.progress)
     log = None
     if steering is not None:
         steering = steering.fitted(loaded)

@@ -96,7 +96,7 @@ def trim(
     ] = 20_000,
     continuations: Annotated[
         int, typer.Option(min=1, help="Texts of the corpus that the model continues.")
-    ] = 100,
+    ] = 64,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", min=1, help="By how many tokens.")
     ] = 64,

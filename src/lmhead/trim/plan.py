@@ -25,6 +25,7 @@ from lmhead.trim.verify import ProofInputs, inputs_of, probe_inputs
 if TYPE_CHECKING:
     from lmhead.loading import Model
 
+Parts = dict[str, set[int]]
 PRICED = (0.0, 0.9, 0.99, 0.999, 0.9999)  # coverages that a report tells the price of
 
 
@@ -107,7 +108,7 @@ class Work:
         if not prompts or self.survey is None:
             raise BadInput("the corpus has too few texts to run the model on; give more")
         held_texts = self._readable(self.survey.held_sample)
-        held_prompts = cover.cut_prompts(held_texts[: max(1, request.continuations // 2)])
+        held_prompts = cover.cut_prompts(held_texts[: -(-request.continuations * 3 // 4)])
         read, news = cover.listen(
             self.model,
             _within(texts, request.positions),
@@ -139,31 +140,38 @@ class Work:
         first, held = self.counts
         whole = first if held is None or first is None else first + held
 
-        def chosen(
-            counts: Counts | None, said: cover.Listening | None = None, share: float = 0.0
-        ) -> KeepSet:
+        def asked(counts: Counts | None) -> tuple[Counts | None, Parts, frozenset[int]]:
+            """Return counts with the ids that are asked for beside what the model says."""
             parts = wanted(tokenizer, request.keep, None if counts is None else counts.counts)
+            return counts, parts, tokenizer.closure(required.union(*parts.values()))
+
+        def chosen(
+            of: tuple[Counts | None, Parts, frozenset[int]],
+            said: cover.Listening | None = None,
+            share: float = 0.0,
+        ) -> KeepSet:
+            counts, parts, base = of
             useful = None if counts is None else counts.counts.astype(np.float64)
             if said is not None:
-                base = tokenizer.closure(required.union(*parts.values()))
-                parts["model"] = cover.covering(said, base, share)
+                parts = {**parts, "model": cover.covering(said, base, share)}
                 if useful is not None:
                     useful[: len(said.mass)] += said.mass.numpy()
             kept = choose(tokenizer, required, parts, size=size, usefulness=useful)
             return rounded(tokenizer, kept, self.folder.rows, useful)
 
+        of_all = asked(whole)
         if request.coverage is None:
-            return chosen(whole), None
-        read = wanted(tokenizer, request.keep, None if first is None else first.counts)
-        heard = self.heard(tokenizer.closure(required.union(*read.values())))
+            return chosen(of_all), None
+        of_first = asked(first)
+        heard = self.heard(of_first[2])
         everything = heard.known if heard.held is None else heard.known + heard.held
 
         def price(share: float) -> tuple[KeepSet, Price]:
-            final = chosen(whole, everything, share)
+            final = chosen(of_all, everything, share)
             estimate = None
             if heard.held is not None:
                 # The keep-set that knows nothing of the texts held back; the final one is larger.
-                blind = chosen(first, heard.known, share)
+                blind = chosen(of_first, heard.known, share)
                 estimate = cover.estimate(
                     heard.held, heard.continuations, blind.ids, request.max_tokens
                 )

@@ -35,7 +35,7 @@ class TrimRequest:
     counts: tuple[Path, ...] = ()
     coverage: float | None = None
     positions: int = 20_000
-    continuations: int = 100
+    continuations: int = 64
     max_tokens: int = 64
     proof_prompts: int = 20
     run: bool = True
