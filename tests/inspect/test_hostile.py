@@ -231,5 +231,5 @@ def test_names_that_no_file_has(model: str) -> None:
 
 @pytest.mark.parametrize("value", [0, -1, True, 2.5, "8", 10**400])
 def test_a_batch_that_is_none(value: Any) -> None:
-    with pytest.raises(BadInput, match="expected a count"):
+    with pytest.raises(BadInput, match="expected at least 1"):
         inspect_model("gpt2", batch=value)
