@@ -59,6 +59,11 @@ def open_checkpoint(folder: Path, *, weights: bool = True) -> Checkpoint:
             "`save_pretrained(...)`), or remove the file to have the model without it"
         )
     if not path.is_file():
+        if (folder / "head.json").is_file():
+            raise BadCheckpoint(
+                f"{folder} holds a head alone, as head.save_pretrained writes it; expected a whole "
+                "model: LMHead.from_pretrained reads the head"
+            )
         raise BadCheckpoint(
             f"{folder} has no config.json; expected a Hugging Face model folder "
             "(config.json, *.safetensors, tokenizer.json) or a .gguf file"

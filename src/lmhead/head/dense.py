@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lmhead.errors import BadCheckpoint, BadInput
 from lmhead.head.answers import check_k
 from lmhead.head.base import Head, check_ids, check_shape
+from lmhead.head.own import OwnTensors
 from lmhead.head.steps import Scale
 from lmhead.loss import linear_cross_entropy
 from lmhead.progress import Progress, silent
@@ -25,7 +26,7 @@ from lmhead.progress import Progress, silent
 _CHUNK = 2**22  # elements looked at together, where a copy is unavoidable
 
 
-class LMHead(nn.Module, Head):
+class LMHead(OwnTensors, Head):
     """The last layer of a language model: final norm, projection, scale and softcap.
 
     - `weight [V, d]`, `bias [V]`: the projection. They are kept as they are, never copied; of a
@@ -60,6 +61,10 @@ class LMHead(nn.Module, Head):
         state_size: int | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(weight, Tensor):
+            raise BadInput(
+                f"the weight is a {type(weight).__name__}; expected floating point [V, d], a tensor"
+            )
         if weight.ndim != 2 or not weight.is_floating_point() or 0 in weight.shape:
             raise BadInput(
                 f"the weight is {weight.dtype} of shape {list(weight.shape)}; "
@@ -102,6 +107,11 @@ class LMHead(nn.Module, Head):
         """
         from lmhead.head.find.locate import locate
 
+        if not isinstance(model, nn.Module):
+            raise BadInput(
+                f"the model is a {type(model).__name__}; expected a causal language model of "
+                "transformers, in memory: LMHead.from_pretrained takes a name or a folder"
+            )
         head = locate(model, **inputs).head
         head.require_finite()
         return head
@@ -110,15 +120,34 @@ class LMHead(nn.Module, Head):
     def from_pretrained(cls, model: str | Path, progress: Progress = silent) -> "LMHead":
         """Read the head, and nothing else, of a folder, `.gguf` file, built-in name or hub id.
 
+        A folder may also be one that `save_pretrained` wrote, with a head alone.
+
         The tensors are memory-mapped where their dtype is the one the model is to have; they do
         not require gradients until `requires_grad_()` is called.
         """
         from lmhead.head.find.pretrained import read_head
+        from lmhead.head.saved import is_head, load_head
         from lmhead.models.resolve import resolve
 
+        if not isinstance(model, str | Path):
+            raise BadInput(
+                f"the model is a {type(model).__name__}; expected a folder, a .gguf file or a "
+                "name: LMHead.from_model takes one that is in memory"
+            )
+        if is_head(Path(model)):
+            return load_head(Path(model))
         head = read_head(resolve(model, progress))
         head.require_finite()
         return head
+
+    def save_pretrained(self, folder: str | Path, *, force: bool = False) -> None:
+        """Write the head alone to a folder, for `LMHead.from_pretrained`.
+
+        `force` replaces a folder that was written so before.
+        """
+        from lmhead.head.saved import save_head
+
+        save_head(self, Path(folder), force=force)
 
     @property
     def vocab_size(self) -> int:

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmhead.errors import BadInput
 from lmhead.head.answers import TopK
 from lmhead.head.base import Head, Known, check_ids
 from lmhead.head.dense import LMHead
+from lmhead.head.own import OwnTensors
 
 _BLOCK = 64
 
 
-class TrimmedHead(nn.Module, Head):
+class TrimmedHead(OwnTensors, Head):
     """A head with the rows of a keep-set only, and the original ids.
 
     `kept` holds canonical ids, ascending. The kept logits are those of `head`; all others are -inf.
@@ -33,6 +34,8 @@ class TrimmedHead(nn.Module, Head):
 
     def __init__(self, head: LMHead, kept: Sequence[int] | Tensor) -> None:
         super().__init__()
+        if not isinstance(head, LMHead):
+            raise BadInput(f"the head is a {type(head).__name__}; expected an LMHead to trim")
         ids = torch.as_tensor(kept, dtype=torch.long)
         if ids.ndim != 1 or len(ids) < 2:
             raise BadInput(f"the keep-set has shape {list(ids.shape)}; expected at least 2 ids")

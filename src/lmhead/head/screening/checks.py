@@ -14,6 +14,8 @@ _NEARLY = 1 + 1e-10
 
 def check_head(head: LMHead) -> None:
     """Refuse a head that cannot be screened."""
+    if not isinstance(head, LMHead):
+        raise BadInput(f"the head is a {type(head).__name__}; expected an LMHead to screen")
     weight = head.weight
     if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
         raise UnsupportedModel(
