@@ -9,7 +9,7 @@ bits. Nothing is pickled.
 import json
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from lmhead.errors import BadCheckpoint, UnsupportedModel
 from lmhead.files.jsons import read_json
 from lmhead.files.whole import folder_whole
-from lmhead.head.dense import LMHead
+from lmhead.head.projection import Projection
 from lmhead.head.steps import Scale
 
 ABOUT = "head.json"
 TENSORS = "head.safetensors"
+P = TypeVar("P", bound=Projection)
 _FORMAT = "lmhead-head-1"
 _ROOMS = ("torch.nn.modules.", "transformers.models.", "lmhead.head.")
 _FACTS = ("vocab_size", "state_size", "softcap", "tied")
@@ -35,7 +36,7 @@ def is_head(folder: Path) -> bool:
     return (folder / ABOUT).is_file() and not (folder / "config.json").exists()
 
 
-def save_head(head: LMHead, folder: Path, *, force: bool = False) -> None:
+def save_head(head: Projection, folder: Path, *, force: bool = False) -> None:
     """Write a head to a folder, which is either whole or not there at all."""
     tensors = {"weight": head.weight, "bias": head.bias}
     about: dict[str, Any] = {
@@ -57,7 +58,7 @@ def save_head(head: LMHead, folder: Path, *, force: bool = False) -> None:
         (staging / TENSORS).chmod(mode)  # the library writes for the owner alone
 
 
-def load_head(folder: Path) -> LMHead:
+def load_head(folder: Path, make: type[P]) -> P:
     """Read what `save_head` wrote."""
     about = read_json(folder / ABOUT)
     if about.get("format") != _FORMAT:
@@ -69,7 +70,7 @@ def load_head(folder: Path) -> LMHead:
         tensors = load_file(folder / TENSORS)
         weight, bias = (_parameter(tensors.get(name)) for name in ("weight", "bias"))
         by = about["scale"]
-        head = LMHead(
+        head = make(
             weight,
             bias,
             None if about["norm"] is None else _built(about["norm"], "norm", tensors),

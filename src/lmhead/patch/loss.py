@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from lmhead.body.tap import tapped
 from lmhead.errors import UnsupportedModel
 from lmhead.head.find.locate import locate
+from lmhead.head.projection import Projection
 from lmhead.loss import linear_cross_entropy
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def patch_loss(model: M, *, eval_logits: bool = True) -> M:
             f"{kind} has the loss {getattr(original, '__name__', original)}; expected "
             "ForCausalLMLoss: only the plain next-token loss can be computed without the logits"
         )
-    found = locate(model)
+    found = locate(model, Projection)
     head = found.head
     if not isinstance(found.layer, nn.Linear):
         raise UnsupportedModel(

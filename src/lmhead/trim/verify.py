@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lmhead.errors import BadInput, LMHeadError, UnsupportedModel
 from lmhead.files.jsons import read_json
+from lmhead.head.dense import LMHead
 from lmhead.head.find.pretrained import read_head
 from lmhead.head.trimmed import TrimmedHead
 from lmhead.loading import Model, load
@@ -254,7 +255,7 @@ def read_report(trimmed: Path) -> dict[str, Any] | None:
 
 
 def _whole_head(original: ModelFolder, model: Model | None) -> Any:
-    head = model.head if model is not None else read_head(original.folder)
+    head = model.head if model is not None else read_head(original.folder, LMHead)
     if head.weight.shape[0] != original.rows:
         raise UnsupportedModel(
             f"{original.folder} answers with {head.weight.shape[0]:,} rows, but the matrix that "

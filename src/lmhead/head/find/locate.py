@@ -10,14 +10,14 @@ found must give the logits of that very run again, bit by bit.
 from dataclasses import dataclass
 from inspect import signature
 from numbers import Real
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from lmhead.errors import UnsupportedModel
-from lmhead.head.dense import LMHead
 from lmhead.head.find.trace import Call, record, tensors_in
+from lmhead.head.projection import Projection
 from lmhead.head.steps import POINTWISE, Cast, Pointwise, Scale
 
 _ALIASES = {
@@ -40,20 +40,29 @@ _CASTS = {
 }
 
 
+P = TypeVar("P", bound=Projection)
+
+
 @dataclass(frozen=True)
-class Located:
+class Located(Generic[P]):
     """A head, and where it stands in its model."""
 
-    head: LMHead
+    head: P
     layer: nn.Module  # the module whose forward is the projection
     layer_name: str
     norm_names: tuple[str, ...]  # the modules of the model that make up the norm, in order
 
 
-def locate(model: nn.Module, **inputs: Any) -> Located:
+def locate(
+    model: nn.Module,
+    make: type[P] = Projection,  # type: ignore[assignment]
+    /,
+    **inputs: Any,
+) -> Located[P]:
     """Find the head of a causal language model; it shares the model's parameters.
 
-    `inputs` replaces the arguments of the trial run. On the meta device nothing is computed.
+    `make` is what the head is to be; `inputs` replaces the arguments of the trial run. On the meta
+    device nothing is computed.
     """
     kind = type(model).__name__
     if not getattr(model, "can_generate", lambda: True)():
@@ -73,7 +82,7 @@ def locate(model: nn.Module, **inputs: Any) -> Located:
     after, linear = _after_projection(kind, calls, logits)
     before = _before_projection(model, calls, linear)
     names = {module: name for name, module in model.named_modules()}
-    head, moves = _read(kind, model, linear, after, before)
+    head, moves = _read(kind, model, make, linear, after, before)
     _verify(kind, head, linear, logits, moves, before)
     layer = _owner(calls, linear)
     if layer is None:
@@ -88,7 +97,7 @@ def output_layer(model: nn.Module) -> nn.Module:
     """Return the module whose input is h and whose forward is the projection."""
     getter = getattr(model, "get_output_embeddings", None)
     layer = getter() if getter is not None else None
-    return layer if isinstance(layer, nn.Linear) else locate(model).layer
+    return layer if isinstance(layer, nn.Linear) else locate(model, Projection).layer
 
 
 def _trial(model: nn.Module, inputs: dict[str, Any]) -> tuple[list[Call], Any]:
@@ -223,8 +232,13 @@ def _cast_to(call: Call) -> torch.dtype | None:
 
 
 def _read(
-    kind: str, model: nn.Module, linear: Call, after: list[Call], before: list[Call]
-) -> tuple[LMHead, list[Call]]:
+    kind: str,
+    model: nn.Module,
+    make: type[P],
+    linear: Call,
+    after: list[Call],
+    before: list[Call],
+) -> tuple[P, list[Call]]:
     """Say in the words of LMHead what was found; return also the moves among the logits."""
     weight = linear.inputs[1]
     bias = linear.inputs[2] if len(linear.inputs) > 2 else None
@@ -266,7 +280,7 @@ def _read(
     if norm is not None:
         told["state_size"] = before[-1].inputs[0].shape[-1]
     tied = _same_storage(weight, getattr(embedding, "weight", None))
-    return LMHead(weight, bias, norm, tied=tied, **told), moves
+    return make(weight, bias, norm, tied=tied, **told), moves
 
 
 def _same_storage(weight: Tensor, other: Tensor | None) -> bool:
@@ -309,7 +323,7 @@ def _norm(before: list[Call]) -> nn.Module | None:
 
 
 def _verify(
-    kind: str, head: LMHead, linear: Call, logits: Tensor, moves: list[Call], before: list[Call]
+    kind: str, head: Projection, linear: Call, logits: Tensor, moves: list[Call], before: list[Call]
 ) -> None:
     """Check that the head gives what the model gave: equal bits, or on meta equal shapes."""
     x = linear.inputs[0]  # [..., d]

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
 from lmhead.files.checkpoint import Checkpoint, open_checkpoint
-from lmhead.head.dense import LMHead
-from lmhead.head.find.locate import locate
+from lmhead.head.find.locate import P, locate
 from lmhead.models.settings import keep_own_code
 
 if TYPE_CHECKING:
@@ -33,11 +32,11 @@ _FLOATS = {
 }
 
 
-def read_head(folder: Path) -> LMHead:
+def read_head(folder: Path, make: type[P]) -> P:
     """Read the head of a causal language model from its folder."""
     checkpoint = open_checkpoint(folder)
     twin = _twin(checkpoint)
-    found = locate(twin)
+    found = locate(twin, make)
     head, tensors = found.head, _Tensors(checkpoint, twin)
     for path, tensor in (*head.named_parameters(), *head.named_buffers()):
         names = tensors.names(tensor)
