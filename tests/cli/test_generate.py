@@ -164,3 +164,16 @@ def test_conversations_in_json_lines(
     done = run("--prompts", str(file), "-m", str(tmp_path / "no-model"))
     assert "line 1 of" in done.stderr
     assert "message 3 of the conversation has the role 'robot'" in done.stderr
+
+
+def test_every_command_that_runs_a_model_says_where() -> None:
+    from lmhead.cli.app import command
+
+    commands = command().commands
+    steer = commands["steer"].commands
+    both = [commands[name] for name in ("next", "generate", "score", "detect")]
+    both += [steer[name] for name in ("check", "eval")]
+    for one in (*both, steer["train"], steer["frontier"]):
+        assert "--device" in {opt for param in one.params for opt in param.opts}, one.name
+    for one in both:
+        assert "--dtype" in {opt for param in one.params for opt in param.opts}, one.name

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from lmhead.cli.options import Json, Model, read_prompt
+from lmhead.cli.options import Device, Dtype, Json, Model, read_prompt
 from lmhead.models.registry import DEFAULT_MODEL
 
 
@@ -15,6 +15,8 @@ def detect(
         list[str], typer.Argument(metavar="TEXT...", help="The texts; - reads lines from stdin.")
     ],
     model: Model = DEFAULT_MODEL,
+    device: Device = None,
+    dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """Score texts with a detector: 1 is true, 0 is false, by what it has learned to tell."""
@@ -28,7 +30,10 @@ def detect(
     loaded_vector = SteeringVector.load(vector)
     require_detector(loaded_vector)
     found = run(
-        loaded_vector, given, load(model, progress=render.progress), progress=render.progress
+        loaded_vector,
+        given,
+        load(model, device=device, dtype=dtype, progress=render.progress),
+        progress=render.progress,
     )
     if json:
         render.print_json({"results": [d.to_dict() for d in found]})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmhead.cli.options import Json, Model, read_prompts
+from lmhead.cli.options import Device, Dtype, Json, Model, read_prompts
 from lmhead.cli.steering import Alpha, Budget, Force, noted
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
@@ -39,6 +39,8 @@ def check(
         Path | None, typer.Option("--plot", help="Draw delta over the vocabulary into a .png.")
     ] = None,
     force: Force = False,
+    device: Device = None,
+    dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """Certify a vector, measure it on real prompts, and say whether it keeps its budget.
@@ -61,7 +63,7 @@ def check(
 
         check_plot(plot, force)
     texts = None if prompts is None else read_prompts(prompts)
-    loaded = load(model, progress=render.progress)
+    loaded = load(model, device=device, dtype=dtype, progress=render.progress)
     added = additions(torch_body(loaded), vectors)
     with noted():
         warn_of_other_heads(loaded, vectors)

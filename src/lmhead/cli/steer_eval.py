@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmhead.cli.options import Json, Model
+from lmhead.cli.options import Device, Dtype, Json, Model
 from lmhead.cli.steer_train import DataFile
 from lmhead.cli.steering import Alpha, Budget, Fit, KlCap
 from lmhead.models.registry import DEFAULT_MODEL
@@ -32,6 +32,8 @@ def eval_(
     budget: Budget = None,
     kl_cap: KlCap = None,
     fit: Fit = False,
+    device: Device = None,
+    dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """Evaluate a vector on held-out rows, beside simpler ways and beside what else it does.
@@ -47,7 +49,7 @@ def eval_(
 
     loaded_vector, rows = SteeringVector.load(vector), read_data(data)
     check_evaluation(loaded_vector, rows, alpha=alpha, kl_cap=kl_cap, budget=budget, fit=fit)
-    loaded = load(model, progress=render.progress)
+    loaded = load(model, device=device, dtype=dtype, progress=render.progress)
     result = evaluate(
         loaded_vector,
         rows,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmhead.cli.options import Json, Model, renamed
+from lmhead.cli.options import Device, Json, Model, renamed
 from lmhead.cli.steer_train import (
     DataFile,
     Job,
@@ -43,6 +43,7 @@ def frontier(
         Path | None, typer.Option("--plot", help="Draw effect against harm into a .png.")
     ] = None,
     force: Force = False,
+    device: Device = None,
     json: Json = False,
     old_for: OldFor = None,
 ) -> None:
@@ -71,7 +72,7 @@ def frontier(
     )
     rows = read_data(data)
     request.check(rows)
-    loaded = load(model, progress=render.progress)
+    loaded = load(model, device=device, progress=render.progress)
     result = find_frontier(
         rows,
         loaded,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmhead.cli.options import Json, Model, renamed
+from lmhead.cli.options import Device, Json, Model, renamed
 from lmhead.cli.steering import Force
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
@@ -124,6 +124,7 @@ def train(
         ),
     ] = None,
     force: Force = False,
+    device: Device = None,
     json: Json = False,
     old_for: OldFor = None,
 ) -> None:
@@ -167,7 +168,7 @@ def train(
     refuse_existing(out, force=force, folder=False)
     rows = read_data(data)
     request.check(rows)  # what is wrong with the data is said before the model is loaded
-    loaded = load(model, progress=render.progress)
+    loaded = load(model, device=device, progress=render.progress)
     checkpoint = out.with_name(f".{out.name}.training") if method == "tsv" else None
     vector = run(
         rows,
