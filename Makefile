@@ -4,13 +4,14 @@
 PYTHON ?= python3
 VENV ?= .venv
 BARE ?= .venv-bare
+COUNT ?= 20000
 PYTEST ?= --numprocesses 2 --dist loadfile
 BIN := $(VENV)/bin
 PIP := -m pip install --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-bare lint format bench docs clean
+.PHONY: help demo test test-all test-bare lint format bench fuzz docs clean
 
 help:
 	@echo "make demo      set up, then the head's report, a next-token table and a continuation"
@@ -18,6 +19,7 @@ help:
 	@echo "make test-all  the same, with the tests that need gemma3-270m (its terms apply)"
 	@echo "make test-bare lmhead alone, without any extra: what is missing is said in one line"
 	@echo "make bench     every benchmark, one after the other"
+	@echo "make fuzz      feed every reader COUNT=20000 mutated files each"
 	@echo "make docs      write docs/cli.md from the help of every command"
 	@echo "make format    let ruff format the code"
 	@echo "make clean     remove $(VENV), $(BARE) and the tools' caches"
@@ -69,6 +71,9 @@ test-all: lint
 
 test-bare: $(BARE)/.installed
 	LMHEAD_BARE=1 $(BARE)/bin/python -m pytest $(PYTEST) -m bare
+
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python tests/fuzz/harness.py --count $(COUNT)
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/write_cli.py

@@ -99,6 +99,20 @@ def test_no_file_is_too_long() -> None:
     assert long - LONG <= KNOWN_LONG
 
 
+def test_tests_mirror_the_rooms() -> None:
+    tests = Path(__file__).parent
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")}
+    whole = {Path("e2e"), Path("docs"), Path("fuzz"), Path()}  # about all rooms at once
+    for folder in folders - whole:
+        assert (ROOT / folder).is_dir(), f"tests/{folder} has no room"
+    for room in ROOT.iterdir():
+        if room.is_dir() and any(room.glob("*.py")):
+            assert Path(room.name) in folders, f"{room.name} has no tests of its own"
+    for path in tests.glob("test_*.py"):
+        about = path.stem.removeprefix("test_")
+        assert (ROOT / f"{about}.py").is_file() or about in ("layers", "scripts"), path.name
+
+
 def test_only_declared_packages_are_imported() -> None:
     """A package that is here by chance, with the test tools, may be missing where a user is."""
     project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
