@@ -96,6 +96,9 @@ def test_generate_steered(
     assert told["layers"] == [15]
     assert 0 < told["guard"]["max_range"] <= 1.5
     assert told["guard"]["tokens"] == 12
+    own = json.loads(out)["generations"][0]["guard"]
+    assert own == told["guard"]
+    assert len(own["kl"]) == 12
 
 
 def test_a_budget_at_the_head_needs_no_guard(

@@ -304,7 +304,13 @@ class Added:
     def rows(self) -> tuple[Mapping[int | str, Tensor] | None, ...]:
         return (None, self.added) if self.mixed else (self.added,)
 
-    def answer(self, head: Head, h: Tensor) -> Tensor | None:
+    @property
+    def law(self) -> object:
+        return self
+
+    def answer(self, head: Head, h: Tensor, alike: Sequence[Any]) -> Tensor | None:
+        assert all(one is self for one in alike)
+        assert len(alike) == len(h)
         return head(h).float().mean(1) if self.mixed else None
 
 

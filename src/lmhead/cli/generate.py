@@ -131,36 +131,45 @@ def generate(
     body = "max" if engine == "max" else None
     loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
     chosen = engine_of(loaded, engine, keepset=keepset, progress=render.progress)
-    log = None
+    log, each = None, None
     if steering is not None:
         steering = steering.fitted(loaded)
-        loaded, chosen, log = steering.apply(loaded, chosen)
+        if beams > 1:  # a search is one request, whose hypotheses share what the guard notes
+            loaded, chosen, log = steering.apply(loaded, chosen)
+        else:
+            each = steering.requests(loaded)
     options |= {"head": chosen, "chat": chat}
+    if each is not None:
+        options["steering"] = each
     if beams > 1:
         results: Iterator[Generation] = iter(
             run(texts, loaded, beams=beams, progress=render.progress, **options)
         )
     elif stream and not json and samples == 1 and prompts is None:
         _stream(rows[0].text("prompt"), events(texts, loaded, params=params, **options), chat)
-        note_guard(log)
+        note_guard(each.log if each else log)
         return
     else:
         results = _in_order(events(texts, loaded, params=params, **options), len(texts) * samples)
     if json:
-        made = [_told(rows[i // samples], result) for i, result in enumerate(results)]
+        made = []
+        for i, result in enumerate(results):
+            made.append(_told(rows[i // samples], result) | (each.told(i) if each else {}))
+        log = each.log if each else log
         told = {"steering": steering.to_dict(log)} if steering else {}  # what the guard noted
         render.print_json({"model": model, **told, "generations": made})
         return
     for i, result in enumerate(results):
         if prompts is not None:
-            line = json_lines.dumps(_told(rows[i // samples], result), ensure_ascii=False)
+            told = _told(rows[i // samples], result) | (each.told(i) if each else {})
+            line = json_lines.dumps(told, ensure_ascii=False)
             sys.stdout.write(line + "\n")
         else:
             if samples > 1:
                 render.note(f"[{i + 1} of {samples}]")
             sys.stdout.write((result.text if chat else result.prompt + result.text) + "\n")
         sys.stdout.flush()
-    note_guard(log)
+    note_guard(each.log if each else log)
 
 
 def _rows(prompt: str | None, prompts: Path | None) -> list[Row]:

@@ -14,7 +14,8 @@ from lmhead.errors import BadInput
 if TYPE_CHECKING:
     from lmhead.head import Head
     from lmhead.loading import Model as Loaded
-    from lmhead.steer import GuardLog, SteeringVector
+    from lmhead.steer import Guard, GuardLog, SteeringVector
+    from lmhead.steer.bound.steering import Added
 
 Alpha = Annotated[
     float | None,
@@ -138,6 +139,14 @@ class Steering:
                 return done.model, done.head, done.log
             return steer_model(loaded, self.vectors, self.alpha, self.budget), head, None
 
+    def requests(self, loaded: "Loaded") -> "Requests":
+        """Return what gives each request its own steering, within the limits."""
+        from lmhead.steer import steering_for
+
+        with noted():
+            first = steering_for(loaded, self.vectors, self.kl_cap, self.budget, alpha=self.alpha)
+        return Requests(first)
+
     def to_dict(self, log: "GuardLog | None") -> dict[str, Any]:
         """Return the JSON object that stands beside the generations."""
         return {
@@ -148,6 +157,37 @@ class Steering:
             "fit": self.fit,
             "guard": log and log.to_dict(),
         }
+
+
+class Requests:
+    """Gives the steering of each request, one after the other, and remembers it."""
+
+    def __init__(self, first: "Guard | Added") -> None:
+        self._first = first
+        self._made: list[Guard | Added] = []
+
+    def __call__(self) -> "Guard | Added":
+        """Return the steering of the next request."""
+        self._made.append(self._first.alone())
+        return self._made[-1]
+
+    def told(self, place: int) -> dict[str, Any]:
+        """Return the JSON fields of a request: what its guard noted, if it has one."""
+        log = getattr(self._made[place], "log", None)
+        return {} if log is None else {"guard": log.to_dict()}
+
+    @property
+    def log(self) -> "GuardLog | None":
+        """What the guards of all requests noted; None where there is no guard."""
+        from lmhead.steer import Guard, GuardLog
+
+        if not isinstance(self._first, Guard):
+            return None
+        total = GuardLog()
+        for one in self._made:
+            if isinstance(one, Guard):
+                total.extend(one.log)
+        return total
 
 
 def note_guard(log: "GuardLog | None") -> None:

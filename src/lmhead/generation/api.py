@@ -1,7 +1,7 @@
 """`generate` and `stream`: the two ways to continue prompts from Python."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from lmhead.errors import BadInput, LMHeadWarning
 from lmhead.generation.engine import Engine
 from lmhead.generation.prompts import Prompt, Prompts, Source, check_head, encoded, listed
-from lmhead.generation.request import Event, Generation, Request
+from lmhead.generation.request import Event, Generation, Request, Steering
 from lmhead.head import Head
 from lmhead.loading import Model, load
 from lmhead.models.registry import DEFAULT_MODEL
@@ -188,8 +188,12 @@ def events(
     chat: bool = False,
     batch_size: int = 8,
     head: Head | None = None,
+    steering: Callable[[], Steering] | None = None,
 ) -> Iterator[Event]:
-    """Continue prompts together; tell of each sequence, by its place, as it grows and ends."""
+    """Continue prompts together; tell of each sequence, by its place, as it grows and ends.
+
+    `steering` is called once for each sequence, in their order, and gives what steers it.
+    """
     _count(max_tokens=max_tokens, samples=samples, batch_size=batch_size)
     stops = _texts(stop)
     if samples > 1 and not params.random:
@@ -207,7 +211,10 @@ def events(
     engine = Engine(model, head, batch_size=batch_size)
     for text, ids in read:
         for j in range(samples):
-            engine.submit(Request(ids, sampler, max_tokens, stops, index=j, prompt=text))
+            own = None if steering is None else steering()
+            engine.submit(
+                Request(ids, sampler, max_tokens, stops, index=j, steering=own, prompt=text)
+            )
     cut = 0
     for event in engine.run():
         if event.error is not None:

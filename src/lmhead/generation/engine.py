@@ -55,6 +55,11 @@ class _Sequence:
         """How many rows of the body are its own."""
         return 1 if self.request.steering is None else len(self.request.steering.rows)
 
+    @property
+    def law(self) -> int:
+        """Which sequences are steered as this one is: those of the same number."""
+        return 0 if self.request.steering is None else id(self.request.steering.law)
+
     def result(self, reason: str) -> Generation:
         """Return what has become of it."""
         return Generation(
@@ -205,7 +210,7 @@ class Engine:
         """Read the prompts of a group, a prompt that occurs twice once; return h `[R, d]`."""
         firsts: dict[tuple[tuple[int, ...], int], _Sequence] = {}
         for s in group:
-            firsts.setdefault((tuple(s.request.ids), id(s.request.steering)), s)
+            firsts.setdefault((tuple(s.request.ids), s.law), s)
         read = list(firsts.values())
         ids, memory = State.of_prompts([s.request.ids for s in read for _ in range(s.rows)])
         h, memory = self.model.body.run(ids, memory, rows=_additions(read))
@@ -213,11 +218,7 @@ class Engine:
         grow_in_place(memory.past, min(_ROOM, max(s.max_tokens for s in group)))
         if len(read) < len(group):
             starts = dict(zip(firsts, _starts(read), strict=True))
-            rows = [
-                starts[tuple(s.request.ids), id(s.request.steering)] + i
-                for s in group
-                for i in range(s.rows)
-            ]
+            rows = [starts[tuple(s.request.ids), s.law] + i for s in group for i in range(s.rows)]
             memory.select(rows)
             h = h[rows]
         return h, memory
@@ -264,14 +265,14 @@ class Engine:
         alike: dict[int, list[int]] = {}
         for place, s in enumerate(self._going):
             if s.request.steering is not None:
-                alike.setdefault(id(s.request.steering), []).append(place)
+                alike.setdefault(s.law, []).append(place)
         logits: dict[int, Tensor] = {}
         for places in alike.values():
-            steering = self._going[places[0]].request.steering
-            assert steering is not None
-            n = len(steering.rows)
+            each = [self._going[place].request.steering for place in places]
+            steerings = [steering for steering in each if steering is not None]
+            n = len(steerings[0].rows)
             rows = torch.tensor([[starts[place] + i for i in range(n)] for place in places])
-            z = steering.answer(self.head, h[rows])
+            z = steerings[0].answer(self.head, h[rows], steerings)
             if z is not None:
                 logits |= dict(zip(places, z, strict=True))
         return logits, [start + s.rows - 1 for start, s in zip(starts, self._going, strict=True)]

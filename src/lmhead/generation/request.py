@@ -45,10 +45,16 @@ class Steering(Protocol):
         """What is added to each of the n rows that the body runs for one sequence."""
         ...
 
-    def answer(self, head: Head, h: Tensor) -> Tensor | None:
-        """Return logits `[B, V]` for the h `[B, n, d]` of B sequences that are steered alike.
+    @property
+    def law(self) -> object:
+        """What sequences that are steered alike share; what each notes is its own all the same."""
+        ...
 
-        None: the head answers the last of the n rows as if it were the only one.
+    def answer(self, head: Head, h: Tensor, alike: "Sequence[Steering]") -> Tensor | None:
+        """Return logits `[B, V]` for the h `[B, n, d]` of B sequences of one law.
+
+        `alike` is the steering of each of them. None: the head answers the last of the n rows as
+        if it were the only one.
         """
         ...
 

@@ -352,3 +352,33 @@ def test_tiny_limits_leave_room_for_rounding(kl_cap: float, seed: int) -> None:
     found = mix(z, other, 5000, None, budget, rounding=True)
     moved = found.z.double() - again.double()
     assert float((moved.amax(-1) - moved.amin(-1)).max()) <= max(budget, 8e-5)
+
+
+def test_requests_that_are_guarded_alike_are_answered_together(tiny: Tiny) -> None:
+    """One question to the head for all of them, and a log for each."""
+    model = tiny("llama")
+    first = guard(model, vector(1), kl_cap=0.05).steering
+    sampler = Sampler.from_params(SamplingParams(temperature=0.0), vocab_size=model.reachable)
+
+    class Counted(Recorded):
+        hidden_size = model.head.hidden_size
+
+    def run(prompts: list[str]) -> tuple[list[Guard], int]:
+        head = Counted(model.head)
+        engine = Engine(model, head)
+        guards = [first.alone() for _ in prompts]
+        for prompt, own in zip(prompts, guards, strict=True):
+            engine.submit(Request(model.encode(prompt), sampler, max_tokens=5, steering=own))
+        list(engine.run())
+        return guards, len(head.given)
+
+    together, asked = run(PROMPTS)
+    assert asked == 2 * 5  # both states of each step
+    for prompt, own in zip(PROMPTS, together, strict=True):
+        alone, _ = run([prompt])
+        assert own.log.tokens == 5
+        assert own.log.kl == pytest.approx(alone[0].log.kl, rel=1e-3, abs=1e-6)
+        assert own.log.flipped == alone[0].log.flipped
+    assert first.log.tokens == 0
+    same, asked = run([PROMPTS[0]] * 3)  # a prompt that occurs three times is read once
+    assert same[0].log.kl == same[1].log.kl == same[2].log.kl

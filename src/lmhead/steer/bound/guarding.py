@@ -82,12 +82,19 @@ class GuardLog:
         """The largest range of delta, in logits."""
         return max(self.range, default=0.0)
 
-    def add(self, mixed: Mixed, flipped: Tensor) -> None:
-        """Note rows `[n]`: the strength, and what came of it."""
-        self.kl += mixed.kl.tolist()
-        self.range += mixed.range.tolist()
-        self.strength += mixed.m.tolist()
-        self.flipped += flipped.tolist()
+    def add(self, mixed: Mixed, flipped: Tensor, rows: slice = slice(None)) -> None:
+        """Note some rows: the strength, and what came of it."""
+        self.kl += mixed.kl[rows].tolist()
+        self.range += mixed.range[rows].tolist()
+        self.strength += mixed.m[rows].tolist()
+        self.flipped += flipped[rows].tolist()
+
+    def extend(self, other: "GuardLog") -> None:
+        """Note all that another log holds."""
+        self.kl += other.kl
+        self.range += other.range
+        self.strength += other.strength
+        self.flipped += other.flipped
 
     def clear(self) -> None:
         """Begin again with nothing."""
@@ -130,22 +137,37 @@ class Guard:
         """
         return (None,) if set(self.added) == {HEAD} else (None, self.added)
 
-    def answer(self, head: Head, h: Tensor) -> Tensor:
-        """Return logits `[B, V]` that keep the limits, from h `[B, n, d]` of the n `rows`."""
+    @property
+    def law(self) -> object:
+        """What sequences that are guarded alike share: vectors and limits, not the log."""
+        return self.added
+
+    def answer(self, head: Head, h: Tensor, alike: Sequence[Any]) -> Tensor:
+        """Return logits `[B, V]` that keep the limits, from h `[B, n, d]` of the n `rows`.
+
+        `alike` are the guards of the B sequences; each notes what became of its own.
+        """
         plain, steered = h[:, 0], h[:, -1]
         if len(self.rows) == 1:
             steered = steered + self.added[HEAD].to(h)
-        return self.between(head, plain, steered)
+        return self.between(head, plain, steered, [one.log for one in alike])
 
     @torch.no_grad()
-    def between(self, head: Head, plain: Tensor, steered: Tensor) -> Tensor:
-        """Return float32 logits `[..., V]` between those of two states `[..., d]`; note them."""
+    def between(
+        self, head: Head, plain: Tensor, steered: Tensor, logs: Sequence[GuardLog] | None = None
+    ) -> Tensor:
+        """Return float32 logits `[..., V]` between those of two states `[..., d]`; note them.
+
+        `logs`: one for each state; by default all are noted in the guard's own.
+        """
         z = head(plain).float()  # [..., V]
         rows = z.reshape(-1, z.shape[-1])
         other = head(steered).float().reshape(rows.shape)
         found = mix(rows, other, self.reachable, self.kl_cap, self.budget, rounding=True)
         V = self.reachable
-        self.log.add(found, rows[:, :V].argmax(-1) != found.z[:, :V].argmax(-1))
+        flipped = rows[:, :V].argmax(-1) != found.z[:, :V].argmax(-1)
+        for row, log in enumerate([self.log] if logs is None else logs):
+            log.add(found, flipped, slice(None) if logs is None else slice(row, row + 1))
         return found.z.view(z.shape)
 
     def alone(self) -> "Guard":
@@ -302,7 +324,8 @@ class GuardedHead(Head):
                 f"h has width {h.shape[-1] if h.ndim else 0}; expected the two states of a "
                 "guarded model side by side: use this head with the model it was made with"
             )
-        return self.steering.between(self.engine, *h.chunk(2, dim=-1))
+        plain, steered = h.chunk(2, dim=-1)
+        return self.steering.between(self.engine, plain, steered)
 
     def score(self, h: Tensor, ids: Tensor, *, from_block: bool = False) -> Tensor:
         """Score just these tokens, `[..., n]`; what they score depends on all the others."""

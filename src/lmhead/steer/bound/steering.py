@@ -60,8 +60,17 @@ class Added:
         """What is added to the one row that the body runs for a sequence."""
         return (self.added,)
 
-    def answer(self, head: Head, h: Tensor) -> None:
+    @property
+    def law(self) -> object:
+        """What sequences that are steered alike share."""
+        return self.added
+
+    def answer(self, head: Head, h: Tensor, alike: Sequence[Any]) -> None:
         """Let the head answer."""
+
+    def alone(self) -> "Added":
+        """Return the same for another request."""
+        return self
 
 
 def steer_model(
