@@ -1,6 +1,9 @@
 """Trimming: counting against plain encode_batch, the surgery's time and memory, the head's speed.
 
 Prints ratios from one run. Run: python benchmarks/trim.py [MODEL]
+
+With --corpus FILE (such as examples/documents.py writes) it makes a whole trim with the defaults
+instead, and prints the processor's time of every stage.
 """
 
 import argparse
@@ -9,6 +12,8 @@ import os
 import resource
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lmhead.models.registry import DEFAULT_MODEL
@@ -19,6 +24,8 @@ from lmhead.trim.counts import count
 from lmhead.trim.folder import ModelFolder
 from lmhead.trim.idmap import TrimMap
 from lmhead.trim.keepset import Keep, choose, rounded, wanted
+from lmhead.trim.report import TrimRequest
+from lmhead.trim.run import trim_model
 
 ROUNDS = 3
 
@@ -94,7 +101,42 @@ def main(model: str) -> None:
     )
 
 
+@contextmanager
+def stage(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Print what a stage took, of the processor and by the clock."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    yield lambda _: None
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    print(f"  {title}: {cpu:.1f} s of CPU, {wall:.1f} s by the clock", flush=True)
+
+
+def whole(model: str, corpus: Path) -> None:
+    """Trim with the defaults, from the corpus to the proof."""
+    import transformers  # noqa: F401  (not a part of any stage)
+
+    import lmhead.loading  # noqa: F401
+
+    request = TrimRequest(model, corpus=Corpus((corpus,)), coverage=0.99)
+    cpu = time.process_time()
+    with tempfile.TemporaryDirectory() as scratch:
+        report = trim_model(request, Path(scratch) / "out", progress=stage)
+    print(f"whole trim: {time.process_time() - cpu:.1f} s of CPU, {report.texts:,} texts, "
+          f"{report.ids.kept_rows:,} of {report.ids.rows:,} rows")  # fmt: skip
+    if report.coverage is not None and report.coverage.estimate is not None:
+        found, news = report.coverage.estimate, report.coverage.new_choices
+        print(f"estimate: {found.texts_left} of {found.texts} continuations leave, "
+              f"{found.step_rate:.2%} of {found.steps:,} steps; {news.rate:.2%} new choices "
+              f"({news.low:.2%} to {news.high:.2%})")  # fmt: skip
+    for check in report.proof.checks if report.proof else ():
+        print(f"  {check.name}: {check.failed} of {check.tested:,}; {check.note}")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
-    main(parser.parse_args().model)
+    parser.add_argument("--corpus", type=Path, help="make a whole trim on these texts")
+    arguments = parser.parse_args()
+    if arguments.corpus:
+        whole(arguments.model, arguments.corpus)
+    else:
+        main(arguments.model)
