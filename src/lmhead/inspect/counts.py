@@ -110,7 +110,9 @@ def inspect_model(
     """
     for name, value in (("batch", batch), ("sequence", sequence)):
         if type(value) is not int or not 1 <= value <= limits.COUNT:
-            raise BadInput(f"{name} is {str(value)[:40]}; expected at least 1, a whole number")
+            raise BadInput(
+                f"{name} is {architecture.short(value)}; expected at least 1, a whole number"
+            )
     where = _source(model, progress)
     if isinstance(where, str):
         facts = _configuration_facts(known_config(where), where)
