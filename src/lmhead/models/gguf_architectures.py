@@ -17,8 +17,8 @@ from math import pi
 from typing import TYPE_CHECKING, Any
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
-from lmhead.files import limits
 from lmhead.files.gguf import GGUFArray, GGUFFile
+from lmhead.models.gguf_header import GGUFHeader
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,7 @@ class Plan:
 
 def plan_model(file: GGUFFile) -> Plan:
     """Say how the file's model looks as a Hugging Face folder, or why it cannot be one."""
-    header = _Header(file)
+    header = GGUFHeader(file)
     architecture = _ARCHITECTURES.get(header.architecture)
     if architecture is None:
         raise UnsupportedModel(
@@ -62,7 +62,7 @@ def plan_model(file: GGUFFile) -> Plan:
         if header.get(key):
             raise header.unsupported(f"{key} = {header.get(key)!r}")
 
-    sizes = header.sizes(architecture)
+    sizes = header.sizes()
     names = _complete_table(header, architecture)
     moves = [
         Move(source, target, *_undo(header, architecture, source, letters, sizes))
@@ -84,81 +84,13 @@ class _Architecture:
     model_class: str
     model_type: str
     table: Table  # `blk.*.` stands for every layer
-    config: "Callable[[_Header, Mapping[str, int]], dict[str, Any]]"
+    config: "Callable[[GGUFHeader, Mapping[str, int]], dict[str, Any]]"
     interleaved: tuple[str, ...] = ()  # tensors whose rows are interleaved within each head
     transposed: tuple[str, ...] = ()
     norm_offset: int = 0
 
 
-class _Header:
-    """The metadata of the file's architecture, typed."""
-
-    def __init__(self, file: GGUFFile) -> None:
-        self.file = file
-        kind = file.metadata.get("general.type", "model")
-        architecture = file.metadata.get("general.architecture")
-        if not isinstance(architecture, str):
-            raise BadCheckpoint(f"{file.path} names no architecture; expected a whole model")
-        if kind != "model":
-            raise UnsupportedModel(f"{file.path} is of the type {kind!r}; expected a whole model")
-        self.architecture: str = architecture
-
-    def get(self, key: str) -> Any:
-        return self.file.metadata.get(f"{self.architecture}.{key}")
-
-    def unsupported(self, what: str) -> UnsupportedModel:
-        return UnsupportedModel(
-            f"{self.file.path} ({self.architecture}) has {what}, which lmhead does not convert; "
-            "take the original safetensors folder instead"
-        )
-
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self.get(key)
-        value = default if value is None else value
-        if isinstance(value, GGUFArray):
-            raise self.unsupported(f"one {key} per layer")
-        if type(value) is not int or not 1 <= value <= limits.COUNT:
-            raise self._wrong(key, value, "a count")
-        return value
-
-    def real(self, key: str, default: float | None = None) -> float:
-        import numpy as np
-
-        value = self.get(key)
-        value = default if value is None else value
-        if not isinstance(value, float | int) or not abs(value) < 1e30:  # nor NaN
-            raise self._wrong(key, value, "a number")
-        return float(str(np.float32(value)))  # 1e-05, not the float32's 9.999999747378752e-06
-
-    def _wrong(self, key: str, value: Any, expected: str) -> BadCheckpoint:
-        return BadCheckpoint(
-            f"{self.file.path}: {self.architecture}.{key} is {value!r}, expected {expected}; "
-            "fetch it again"
-        )
-
-    def sizes(self, architecture: _Architecture) -> dict[str, int]:
-        """Work out what each letter of the shapes stands for."""
-        embedding = self.file.tensors.get("token_embd.weight")
-        if embedding is None or len(embedding.shape) != 2:
-            raise BadCheckpoint(f"{self.file.path} has no embedding (V, d); expected a whole model")
-        d = self.count("embedding_length")
-        heads = self.count("attention.head_count")
-        head = self.count("attention.key_length", max(1, d // heads))
-        if self.get("attention.value_length") not in (None, head):
-            raise self.unsupported("keys and values of different widths")
-        return {
-            "V": embedding.shape[0],
-            "d": d,
-            "t": 3 * d,
-            "n": head,
-            "q": head * heads,
-            "k": head * self.count("attention.head_count_kv", heads),
-            "f": self.count("feed_forward_length"),
-            "c": self.count("context_length"),
-        }
-
-
-def _complete_table(header: _Header, architecture: _Architecture) -> dict[str, tuple[str, str]]:
+def _complete_table(header: GGUFHeader, architecture: _Architecture) -> dict[str, tuple[str, str]]:
     """Spell the table out for every layer, and check that the file holds just these tensors."""
     tensors = header.file.tensors
     layers = header.count("block_count")
@@ -181,7 +113,7 @@ def _complete_table(header: _Header, architecture: _Architecture) -> dict[str, t
 
 
 def _undo(
-    header: _Header,
+    header: GGUFHeader,
     architecture: _Architecture,
     source: str,
     letters: str,
@@ -216,7 +148,7 @@ def _split_halves(weights: "Weights", head: int) -> "Weights":
 # ---- configurations
 
 
-def _shared(header: _Header, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _shared(header: GGUFHeader, sizes: Mapping[str, int]) -> dict[str, Any]:
     return {
         "hidden_size": sizes["d"],
         "intermediate_size": sizes["f"],
@@ -229,7 +161,7 @@ def _shared(header: _Header, sizes: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _rope(header: _Header, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _rope(header: GGUFHeader, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Read the rotary embedding's base and its scaling for long contexts."""
     if header.get("rope.dimension_count") not in (None, sizes["n"]):
         raise header.unsupported("heads that are rotated in part")
@@ -245,7 +177,7 @@ def _rope(header: _Header, sizes: Mapping[str, int]) -> dict[str, Any]:
     raise header.unsupported(f"the rope scaling {scaling!r}")
 
 
-def _llama3_rope(header: _Header, theta: float, head: int) -> dict[str, Any]:
+def _llama3_rope(header: GGUFHeader, theta: float, head: int) -> dict[str, Any]:
     """Recognise Llama 3's scaling by its factors, all that the file keeps of it."""
     import numpy as np
 
@@ -267,12 +199,12 @@ def _llama3_rope(header: _Header, theta: float, head: int) -> dict[str, Any]:
     }
 
 
-def _llama(header: _Header, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _llama(header: GGUFHeader, sizes: Mapping[str, int]) -> dict[str, Any]:
     rope = _rope(header, sizes)
     return _shared(header, sizes) | {"hidden_act": "silu", "rope_parameters": rope}
 
 
-def _gemma3(header: _Header, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _gemma3(header: GGUFHeader, sizes: Mapping[str, int]) -> dict[str, Any]:
     shared = _shared(header, sizes)
     layers, heads = shared["num_hidden_layers"], shared["num_attention_heads"]
     window = header.get("attention.sliding_window")
@@ -300,7 +232,7 @@ def _gemma3(header: _Header, sizes: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _gpt2(header: _Header, sizes: Mapping[str, int]) -> dict[str, Any]:
+def _gpt2(header: GGUFHeader, sizes: Mapping[str, int]) -> dict[str, Any]:
     return {
         "n_embd": sizes["d"],
         "n_layer": header.count("block_count"),
