@@ -213,6 +213,9 @@ def test_without_runs_the_report_says_so(source: Path, tmp_path: Path) -> None:
     report = trim_model(TrimRequest(str(source), Keep(ascii=True), run=False), out)
     assert report.proof is not None
     assert len(report.proof.checks) == 4
+    ran = trim_model(TrimRequest(str(source), Keep(ascii=True)), tmp_path / "ran")
+    assert ran.proof is not None
+    assert ran.proof.checks[4].tested == 4  # of the texts of many kinds, those that were kept
     told = json.loads((out / REPORT).read_text())
     assert (told["proof"]["models_ran"], told["proof_inputs"]) == (False, None)
     proof, recorded = verify_path(str(source), out)

@@ -102,7 +102,7 @@ class ProofInputs:
         any_row = (tuple(ids.kept[: min(8, ids.kept_rows)]),)
         return replace(
             self,
-            texts=good(self.texts) or any_row,
+            texts=good(self.texts)[:LOGIT_TEXTS] or any_row,
             prompts=good(self.prompts) or any_row,
             unheard=good(self.unheard),
         )
@@ -143,7 +143,7 @@ def inputs_of(
     binds: bool,
 ) -> ProofInputs:
     """Make the inputs of a proof from texts of a corpus, as ids of the original."""
-    texts = [tuple(map(int, row[:LOGIT_TOKENS])) for row in samples[:LOGIT_TEXTS]]
+    texts = [tuple(map(int, row[:LOGIT_TOKENS])) for row in samples[: 5 * LOGIT_TEXTS]]
     return ProofInputs(
         tuple(texts),
         tuple(map(tuple, cut_prompts(samples))),
