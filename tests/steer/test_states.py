@@ -35,7 +35,8 @@ def test_last_states_are_the_models_own(tiny: Tiny, family: str) -> None:
         h = model.last_hidden(ids[0].tolist())
         torch.testing.assert_close(found.at(HEAD)[i], h, atol=1e-4, rtol=1e-4)
         if ids.shape[1] > 1:
-            logp = out.logits[0, :-1].double().log_softmax(-1).gather(1, ids[0, 1:, None]).mean()
+            z = out.logits[0, :-1, : model.reachable].double()  # padding rows take no part
+            logp = z.log_softmax(-1).gather(1, ids[0, 1:, None]).mean()
             assert abs(float(found.logprob[i]) - float(logp)) < 1e-4
 
 
@@ -44,7 +45,7 @@ def test_a_prompt_is_not_scored(tiny: Tiny) -> None:
     row = Row("ab cd", 1, prompt="ab")
     ids = torch.tensor([model.encode(row.text)])
     with torch.no_grad():
-        logits = model.body.model(ids).logits[0, :-1].double()
+        logits = model.body.model(ids).logits[0, :-1, : model.reachable].double()
     each = logits.log_softmax(-1).gather(1, ids[0, 1:, None])
     found = read_states(model, [row, Row("ab cd")]).logprob
     assert float(found[0]) == pytest.approx(float(each[1:].mean()), abs=1e-4)

@@ -123,8 +123,8 @@ class Run:
         return x if self.runs.layer == HEAD else self.runs.blocks.above(int(self.runs.layer), x)
 
     def at_last(self, h: Tensor) -> Tensor:
-        """Take the last token's out of `[B, T, d]`."""
-        return h[torch.arange(len(h)), self.lengths - 1]
+        """Take the last token's out of `[B, T, d]`, in float32 whatever the model computes in."""
+        return h[torch.arange(len(h)), self.lengths - 1].float()
 
     def unsteered(self) -> Tensor:
         """Return h without a vector, `[B, T, d]`; it is computed once for every text."""

@@ -9,6 +9,7 @@ from lmhead.errors import BadInput
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
 from lmhead.steer.learn.data import Row
+from lmhead.steer.measure import token_head
 
 
 def encode(model: Model, rows: Sequence[Row | str]) -> list[Encoded]:
@@ -39,4 +40,4 @@ def read_states(
     `cache` is a folder where the result is kept for the same texts, body and head.
     """
     encoded = encode(model, rows)
-    return states_of(Blocks(model.body), model.head, encoded, cache=cache, progress=progress)
+    return states_of(Blocks(model.body), token_head(model), encoded, cache=cache, progress=progress)

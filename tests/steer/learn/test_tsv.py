@@ -1,5 +1,6 @@
 """The separator vector: transport that keeps its shares, training that repeats and resumes."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmhead.body import TorchBody
 from lmhead.errors import BadInput, LMHeadError
+from lmhead.head import LMHead
 from lmhead.loading import Model
 from lmhead.steer.bound.certificate import certify
 from lmhead.steer.bound.constraints import Constraints
@@ -93,6 +96,17 @@ def test_training_lowers_the_loss_and_separates(tiny: Tiny, family: str) -> None
     assert found.history[-1]["loss"] < 0.9 * found.history[0]["loss"]
     scores = score(labelled.runs.last(5.0 * found.direction), found.prototypes)[:, 0]
     assert auroc(scores, labelled.y) > 0.9
+
+
+@pytest.mark.parametrize("layer", [1, HEAD])
+def test_a_model_in_bfloat16_can_be_trained_on(tiny: Tiny, layer: int | str) -> None:
+    """Its states met float32 prototypes in one product, which torch refuses."""
+    net = copy.deepcopy(tiny("llama").body.model).to(torch.bfloat16)
+    model = replace(tiny("llama"), body=TorchBody(net), head=LMHead.from_model(net))
+    found = train(model, layer, constraints=Constraints(kl=0.1))
+    assert found.direction.dtype == torch.float32
+    assert bool(found.direction.isfinite().all())
+    assert float(found.direction.norm()) > 0
 
 
 def test_the_epoch_is_chosen_on_the_validation_rows(tiny: Tiny) -> None:
