@@ -40,12 +40,14 @@ _WHERE = {
     "certify": "lmhead.steer",
     "detect": "lmhead.steer",
     "engine": "lmhead.generation.engines",
+    "explain_generate": "lmhead.patch",
     "generate": "lmhead.generation",
     "guard": "lmhead.steer",
     "inspect_model": "lmhead.inspect",
     "linear_cross_entropy": "lmhead.loss",
     "load": "lmhead.loading",
     "next_tokens": "lmhead.generation",
+    "patch_generate": "lmhead.patch",
     "patch_loss": "lmhead.patch",
     "read_data": "lmhead.steer",
     "score_text": "lmhead.generation",
@@ -53,6 +55,7 @@ _WHERE = {
     "stream": "lmhead.generation",
     "train": "lmhead.steer",
     "trim_model": "lmhead.trim.run",
+    "unpatch_generate": "lmhead.patch",
     "unpatch_loss": "lmhead.patch",
     "verify": "lmhead.trim.recheck:verify_path",
 }
@@ -109,7 +112,10 @@ if TYPE_CHECKING:
         linear_cross_entropy,
     )
     from lmhead.patch import (
+        explain_generate,
+        patch_generate,
         patch_loss,
+        unpatch_generate,
         unpatch_loss,
     )
     from lmhead.sampling import (
@@ -169,12 +175,14 @@ __all__ = [
     "certify",
     "detect",
     "engine",
+    "explain_generate",
     "generate",
     "guard",
     "inspect_model",
     "linear_cross_entropy",
     "load",
     "next_tokens",
+    "patch_generate",
     "patch_loss",
     "read_data",
     "score_text",
@@ -182,6 +190,7 @@ __all__ = [
     "stream",
     "train",
     "trim_model",
+    "unpatch_generate",
     "unpatch_loss",
     "verify",
 ]

@@ -70,6 +70,11 @@ def install(module: nn.Module) -> None:
             module.register_forward_hook(_leave)
 
 
+def is_tapped(module: nn.Module) -> bool:
+    """Tell whether whoever runs now already sees or changes what passes the module."""
+    return bool(_wishes.get().get(module))
+
+
 @contextmanager
 def tapped(
     module: nn.Module,

@@ -1,0 +1,207 @@
+"""The screened head of a model that lives on: made once, made anew when the output layer changed.
+
+A model may be trained, resized, converted or given an adapter after it was patched. Before each
+call its output layer is looked at, and `Screen.of` gives a head that belongs to it as it is now,
+or says why there is none.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from lmhead.body import tap
+from lmhead.errors import BadInput, LMHeadError
+from lmhead.head.dense import LMHead
+from lmhead.head.find.locate import locate
+from lmhead.head.screened import ScreenedHead
+from lmhead.patch.certain import Floats, U
+
+_TINY = 1e-30  # what may be lost where numbers are too small to be normal
+Choice = Literal["auto", "always"]
+_PROBED = 64  # rows that are compared before each call
+_TOGETHER = 1024  # rows that are held in float64 at a time
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A screened head of an output layer, and how far the layer's own logits are from its."""
+
+    head: ScreenedHead
+    layer: nn.Linear
+    sizes: Floats  # [V + 1], |W_i| of every row; the last is the largest
+    biases: Floats  # [V + 1], |bias_i|, likewise
+    made_of: tuple[Any, ...]
+    probe: tuple[Tensor, ...]  # some rows of the weight [_PROBED, d] and the bias, as they were
+
+    @property
+    def vocab_size(self) -> int:
+        """V, the number of logits."""
+        return self.head.vocab_size
+
+    def fits(self, layer: nn.Linear) -> bool:
+        """Tell whether the layer's numbers are still those that the copy was made of."""
+        return self.made_of == _made_of(layer) and all(
+            torch.equal(was, now) for was, now in zip(self.probe, _probe(layer), strict=True)
+        )
+
+    def errors(self, h: Tensor, ids: npt.NDArray[np.int64]) -> Floats:
+        """Bound how far float32 logits are from the exact ones, for states `[B, d]` and ids.
+
+        In whatever order d products are added up in float32, and whether or not a product is
+        rounded before, the sum is off by at most d u |W_i| |h| (and a hair). Twelve more u are
+        for the bias, the scale, the softcap and for our own rounding to float32. `ids [B, n]`;
+        the id V stands for the worst of all.
+        """
+        dense = self.head.dense
+        sizes = h.double().norm(dim=-1, keepdim=True).numpy()  # [B, 1]
+        scale = 1.0 if dense.scale is None else dense.scale.factor
+        reach = (self.sizes[ids] * sizes + self.biases[ids]) * scale
+        bound: Floats = 1.01 * (dense.hidden_size + 12) * U * reach + 8 * U * (dense.softcap or 0.0)
+        return bound + _TINY
+
+
+@dataclass
+class Screen:
+    """The screened head of one model, as it is now."""
+
+    choice: Choice
+    layer_name: str  # by name, because resizing the vocabulary replaces the layer
+    ready: Ready | None = None
+    no: tuple[tuple[Any, ...], str] | None = None  # a layer that cannot be screened, and why
+    lock: Any = field(default_factory=threading.Lock, repr=False)
+
+    def __deepcopy__(self, _memo: Any) -> "Screen":
+        """Begin anew for a copy of the model: its weights are others."""
+        return Screen(self.choice, self.layer_name)
+
+    def of(self, model: Any) -> Ready | str:
+        """Give the head of the model as it is now, or say why it has none."""
+        layer = model.get_submodule(self.layer_name)
+        if type(layer) is not nn.Linear:
+            return f"the output layer is a {type(layer).__name__}, not a torch.nn.Linear"
+        if layer.weight.dtype != torch.float32:
+            return (
+                f"the output layer is {str(layer.weight.dtype).removeprefix('torch.')}: its own "
+                "rounding decides between tokens, which only it can repeat"
+            )
+        if layer.weight.device.type != "cpu":
+            return f"the output layer is on {layer.weight.device}, not on the cpu"
+        if not _plain(layer):
+            return "the output layer has hooks, or a forward, of somebody else"
+        if tap.is_tapped(layer):
+            return "something else takes what passes the output layer in this very call"
+        with self.lock:
+            if self.ready is None or not self.ready.fits(layer):
+                made_of = _made_of(layer)
+                if self.no is not None and self.no[0] == made_of:
+                    return self.no[1]
+                first = self.ready is None and self.no is None
+                self.ready = None
+                try:
+                    made = _make(model, layer, self.choice, stored=first)
+                except LMHeadError as error:
+                    made = str(error)
+                if isinstance(made, str):
+                    self.no = made_of, made
+                    return made
+                self.ready = made
+            return self.ready
+
+
+def _make(model: Any, layer: nn.Linear, choice: Choice, stored: bool) -> Ready | str:
+    found = locate(model, LMHead)
+    if found.layer is not layer:
+        return f"the output layer has moved to {found.layer_name}"
+    head = found.head
+    if head.logits_dtype not in (None, torch.float32):
+        return f"the model gives its logits in {head.logits_dtype}"
+    head.require_finite()
+    # Weights that have just changed have no copy in any file; to look for one would hash them.
+    folder = Path(getattr(model.config, "_name_or_path", "") or "-") if stored else None
+    screened = ScreenedHead.from_head(head, folder)
+    if choice == "auto" and not screened.compiled:
+        return "numba's compiled loops are not at hand, and without them the dense layer is faster"
+    weight = layer.weight.detach()[: head.vocab_size]
+    parts = [weight[at : at + _TOGETHER] for at in range(0, len(weight), _TOGETHER)]
+    sizes = torch.cat([rows.double().norm(dim=1) for rows in parts])
+    biases = torch.zeros_like(sizes)
+    if layer.bias is not None:
+        biases = layer.bias.detach()[: head.vocab_size].double().abs()
+    return Ready(
+        screened,
+        layer,
+        sizes=_with_largest(sizes),
+        biases=_with_largest(biases),
+        made_of=_made_of(layer),
+        probe=tuple(numbers.clone() for numbers in _probe(layer)),
+    )
+
+
+def _with_largest(sizes: Tensor) -> Floats:
+    return np.append(sizes.numpy(), sizes.max().item())
+
+
+def _made_of(layer: nn.Linear) -> tuple[Any, ...]:
+    """Tell where the layer's numbers lie, and how often they were written to."""
+    return tuple(
+        None
+        if t is None
+        else (t.data_ptr(), t.shape, t.dtype, -1 if t.is_inference() else t._version)
+        for t in (layer.weight, layer.bias)
+    )
+
+
+def _probe(layer: nn.Linear) -> tuple[Tensor, ...]:
+    # `weight.data += x`, as PEFT merges an adapter, leaves the address and the version alone.
+    weight = layer.weight.detach()
+    rows = weight[:: max(1, len(weight) // _PROBED)][:_PROBED]
+    return (rows,) if layer.bias is None else (rows, layer.bias.detach())
+
+
+def _plain(module: nn.Module) -> bool:
+    """Tell whether nobody but us watches or changes what the module does."""
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return "forward" not in vars(module) and all(_is_ours(hook) for hook in hooks)
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("lmhead.")
+
+
+def why_not_now(model: Any) -> str | None:
+    """Say what about the model itself, besides its output layer, asks for the dense one."""
+    if model.training:
+        return "the model is in training mode"
+    if torch.is_grad_enabled():
+        return "gradients are on"
+    if getattr(model, "_compiled_call_impl", None) is not None:
+        return "the model is compiled"
+    if not _plain(model):
+        return "the model has hooks, or a forward, of somebody else"
+    if model.config.is_encoder_decoder:
+        return "the model has an encoder"
+    if not _full_precision():
+        return "float32 products are computed with less than float32"
+    return None
+
+
+def _full_precision() -> bool:
+    if torch.is_autocast_enabled("cpu"):
+        return False
+    own = getattr(getattr(torch.backends.mkldnn, "matmul", None), "fp32_precision", "none")
+    try:
+        return own in ("none", "ieee") and torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # set by both of torch's ways to set it, differently
+        return False
+
+
+def check_choice(choice: str) -> None:
+    """Refuse a choice that there is not."""
+    if choice not in ("auto", "always"):
+        raise BadInput(f"screen is {choice!r}; expected 'auto' or 'always'")
