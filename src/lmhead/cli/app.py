@@ -26,25 +26,34 @@ COMMANDS = {
     "models": "models.models",
     "pull": "models.pull",
     "cache": "cache.app",
+    "doctor": "doctor.doctor",
 }
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"lmhead {__version__}")
-        raise typer.Exit
-
-
 def _options(
+    context: typer.Context,
     version: Annotated[
-        bool,
-        typer.Option("--version", "-V", callback=_version, is_eager=True, help="Show the version."),
+        bool, typer.Option("--version", "-V", help="Show the version and exit.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="With --version: all that a bug report needs.")
     ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error (works anywhere).")
     ] = False,
 ) -> None:
     """See, shrink, speed up, train through and steer the last layer of a language model."""
+    if version:
+        typer.echo(f"lmhead {__version__}")
+        if verbose:
+            from lmhead.cli.doctor import facts, facts_table
+
+            for name, value in facts_table(facts())[1:]:
+                typer.echo(f"{name}: {value}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
 
 
 @cache
@@ -60,7 +69,7 @@ def command(name: str | None = None, *, brief: bool = False) -> Any:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_options)
+    app.callback(invoke_without_command=True)(_options)
     for path in COMMANDS:
         if " " not in path and name in (None, path):
             found = _found(path)

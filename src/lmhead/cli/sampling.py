@@ -27,30 +27,44 @@ CONTROLS: dict[str, _Control] = {
     "temperature": _Control(
         float, "0 is greedy, the default; 1 if another control asks for randomness."
     ),
-    "dynatemp_range": _Control(float, "Let the temperature move by this much with the entropy."),
-    "dynatemp_exponent": _Control(float, "How it moves."),
+    "dynatemp_range": _Control(
+        float, "Vary the temperature with the entropy, by this much either way."
+    ),
+    "dynatemp_exponent": _Control(
+        float, "The exponent of that dependence on the entropy; 1 by default."
+    ),
     "top_k": _Control(int, "Keep the k best tokens."),
     "top_p": _Control(float, "Keep the best tokens up to this share of the probability."),
     "min_p": _Control(float, "Drop tokens below this share of the best one's probability."),
     "typical_p": _Control(float, "Keep the tokens of the most typical surprise."),
     "epsilon_cutoff": _Control(float, "Drop tokens below this probability."),
-    "eta_cutoff": _Control(float, "The same, relative to the entropy."),
+    "eta_cutoff": _Control(
+        float, "Like --epsilon-cutoff, but the cutoff shrinks as the entropy grows."
+    ),
     "top_n_sigma": _Control(float, "Keep logits within n standard deviations of the best."),
     "keep_ties": _Control(bool, "Keep every token equal to the last one kept."),
     "xtc_probability": _Control(float, "How often to drop the most obvious tokens."),
-    "xtc_threshold": _Control(float, "What counts as obvious."),
-    "mirostat": _Control(int, "2 switches mirostat on."),
-    "mirostat_tau": _Control(float, "Its target, in bits."),
-    "mirostat_eta": _Control(float, "Its rate."),
-    "dry_multiplier": _Control(float, "Penalise going on with what was said before (DRY)."),
-    "dry_base": _Control(float, "How fast that grows with the length of the repetition."),
-    "dry_allowed_length": _Control(int, "Repetitions up to this length are free."),
-    "dry_penalty_last_n": _Control(int, "How far DRY looks back; -1 is all."),
+    "xtc_threshold": _Control(float, "The probability from which a token counts as obvious."),
+    "mirostat": _Control(int, "2 switches mirostat on (version 2)."),
+    "mirostat_tau": _Control(float, "The surprise that mirostat aims for, in bits."),
+    "mirostat_eta": _Control(float, "How fast mirostat adapts."),
+    "dry_multiplier": _Control(float, "Penalise tokens that would continue a repetition (DRY)."),
+    "dry_base": _Control(
+        float, "How fast the DRY penalty grows with the length of the repetition."
+    ),
+    "dry_allowed_length": _Control(int, "Repetitions up to this many tokens are not penalised."),
+    "dry_penalty_last_n": _Control(int, "How many tokens DRY looks back; -1 looks at all of them."),
     "dry_sequence_breakers": _Control(str, "Texts that end a repetition, as a JSON list."),
-    "repetition_penalty": _Control(float, "Divide the logits of what was seen before."),
-    "presence_penalty": _Control(float, "Subtract this from what the output has already."),
-    "frequency_penalty": _Control(float, "The same, for every time."),
-    "penalty_last_n": _Control(int, "Count the last n tokens of prompt and output instead."),
+    "repetition_penalty": _Control(float, "Divide the logits of tokens that occurred before."),
+    "presence_penalty": _Control(
+        float, "Subtract this from tokens that are in the output already."
+    ),
+    "frequency_penalty": _Control(
+        float, "Subtract this once for each time a token is in the output."
+    ),
+    "penalty_last_n": _Control(
+        int, "Apply penalties to the last n tokens of prompt and output instead."
+    ),
     "no_repeat_ngram_size": _Control(int, "Never repeat n tokens in a row."),
     "logit_bias": _Control(str, "id=bias,id=bias: add to the logits of these ids."),
     "allowed_ids": _Control(str, "id,id: draw only these."),

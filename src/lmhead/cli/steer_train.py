@@ -114,7 +114,11 @@ def train(
         ),
     ] = 0.0,
     threshold: Annotated[
-        float, typer.Option(help="In logits, of both.", rich_help_panel="Constraints")
+        float,
+        typer.Option(
+            help="How many logits --excess and --mean leave unpenalised.",
+            rich_help_panel="Constraints",
+        ),
     ] = 2.0,
     budget: Annotated[
         float | None,

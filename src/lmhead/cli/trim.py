@@ -149,7 +149,7 @@ def trim(
         positions, continuations = min(positions, 2048), min(continuations, 16)
         max_tokens, proof_prompts = min(max_tokens, 32), min(proof_prompts, 4)
     if not plan and out is None:
-        raise BadInput("there is no place to write to; give --out DIR, or --plan to only look")
+        raise BadInput("--out is missing; give --out DIR to write a trim, or --plan to only look")
     if no_coverage and coverage is not None:
         raise BadInput("--coverage and --no-coverage exclude each other; give one")
     if coverage is None and corpus and not no_coverage:
