@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BARE ?= .venv-bare
 COUNT ?= 20000
+JSON_COUNT ?= 5000
 PYTEST ?= --numprocesses 2 --dist loadfile
 BIN := $(VENV)/bin
 PIP := -m pip install --disable-pip-version-check --constraint constraints.txt
@@ -19,7 +20,7 @@ help:
 	@echo "make test-all  the same, with the tests that need gemma3-270m (its terms apply)"
 	@echo "make test-bare lmhead alone, without any extra: what is missing is said in one line"
 	@echo "make bench     every benchmark, one after the other"
-	@echo "make fuzz      feed every reader COUNT=20000 mutated files each"
+	@echo "make fuzz      feed every reader COUNT=20000 mutated files each (JSON_COUNT=5000)"
 	@echo "make docs      write docs/cli.md from the help of every command"
 	@echo "make format    let ruff format the code"
 	@echo "make clean     remove $(VENV), $(BARE) and the tools' caches"
@@ -73,7 +74,7 @@ test-bare: $(BARE)/.installed
 	LMHEAD_BARE=1 $(BARE)/bin/python -m pytest $(PYTEST) -m bare
 
 fuzz: $(VENV)/.installed-dev
-	$(BIN)/python tests/fuzz/harness.py --count $(COUNT)
+	$(BIN)/python tests/fuzz/harness.py --count $(COUNT) --json-count $(JSON_COUNT)
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/write_cli.py
