@@ -1,4 +1,4 @@
-"""Breaks every command that writes, and looks at what is left; prints the table of docs/security.md.
+"""Breaks every command that writes and looks at what is left; prints a table of docs/security.md.
 
     python tests/faults/breaking.py                       # as `make faults` does
     python tests/faults/breaking.py count --kills 4       # one command, a few kills
@@ -227,7 +227,7 @@ def make_inputs(folder: Path) -> None:
     for i, part in enumerate((data[:5000], data[5000:])):
         with zipfile.ZipFile(folder / "wheels" / f"tiny_part{i}-1.0-any.whl", "w") as archive:
             archive.writestr(f"part{i}", part)
-    rows = {"old": range(0, 128), "new": range(64, 192)}
+    rows = {"old": range(128), "new": range(64, 192)}
     for which, ids in rows.items():
         (folder / f"{which}.ids").write_text("\n".join(map(str, ids)))
         (folder / f"{which}.txt").write_text(f"{which} words, some more of them\n" * 2000)

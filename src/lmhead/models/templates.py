@@ -91,7 +91,7 @@ def _has_power(template: str) -> bool:
     from jinja2 import Environment, TemplateError
 
     try:
-        tokens = [kind_and_text[1:] for kind_and_text in Environment().lex(template)]
+        tokens = [kind_and_text[1:] for kind_and_text in Environment().lex(template)]  # noqa: S701  # the text of a prompt, no HTML
     except (TemplateError, RecursionError):
         return False  # rendering it will say what is wrong
     code = [(kind, text) for kind, text in tokens if kind not in ("whitespace", "data", "comment")]

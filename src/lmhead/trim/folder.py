@@ -224,7 +224,7 @@ def _literals(source: str) -> Iterator[str]:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     # The same options as transformers has, on which line ends depend; nothing is rendered here.
-    environment = Environment(
+    environment = Environment(  # noqa: S701  # the text of a prompt, no HTML
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
     )
     try:
