@@ -4,14 +4,17 @@
 PYTHON ?= python3
 VENV ?= .venv
 BARE ?= .venv-bare
+DIST ?= .venv-dist
+KILLS ?= 64
 COUNT ?= 20000
+JSON_COUNT ?= 5000
 PYTEST ?= --numprocesses 2 --dist loadfile
 BIN := $(VENV)/bin
 PIP := -m pip install --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-bare lint format bench fuzz docs clean
+.PHONY: help demo test test-all test-bare lint format bench fuzz faults lock locked dist docs clean
 
 help:
 	@echo "make demo      set up, then the head's report, a next-token table and a continuation"
@@ -19,13 +22,17 @@ help:
 	@echo "make test-all  the same, with the tests that need gemma3-270m (its terms apply)"
 	@echo "make test-bare lmhead alone, without any extra: what is missing is said in one line"
 	@echo "make bench     every benchmark, one after the other"
-	@echo "make fuzz      feed every reader COUNT=20000 mutated files each"
+	@echo "make fuzz      feed every reader COUNT=20000 mutated files each (JSON_COUNT=5000)"
+	@echo "make faults    break every command that writes, KILLS=64 times each, and print what is left"
+	@echo "make dist      wheel, sdist, advisories and bill of materials, into dist/"
+	@echo "make locked    set up for development from requirements-dev.lock, every file by its hash"
+	@echo "make lock      write the lock files anew"
 	@echo "make docs      write docs/cli.md from the help of every command"
 	@echo "make format    let ruff format the code"
-	@echo "make clean     remove $(VENV), $(BARE) and the tools' caches"
+	@echo "make clean     remove $(VENV), $(BARE), $(DIST), dist and the tools' caches"
 
 # A fresh venv gets its pip from the outer one: quicker than ensurepip, and with a progress bar.
-$(BIN)/pip $(BARE)/bin/pip: %/bin/pip:
+$(BIN)/pip $(BARE)/bin/pip $(DIST)/bin/pip: %/bin/pip:
 	@echo "[set-up] creating $*"
 	@$(PYTHON) -c 'import sys; sys.exit("lmhead needs Python 3.11 or newer, got " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv --without-pip $*
@@ -73,7 +80,28 @@ test-bare: $(BARE)/.installed
 	LMHEAD_BARE=1 $(BARE)/bin/python -m pytest $(PYTEST) -m bare
 
 fuzz: $(VENV)/.installed-dev
-	$(BIN)/python tests/fuzz/harness.py --count $(COUNT)
+	$(BIN)/python tests/fuzz/harness.py --count $(COUNT) --json-count $(JSON_COUNT)
+
+faults: $(VENV)/.installed-dev
+	$(BIN)/python tests/faults/breaking.py --kills $(KILLS)
+
+# torch by its pinned version (see scripts/lock.py), everything else by its hash, and no code is built.
+locked: | $(BIN)/pip
+	@$(BIN)/python $(PIP) torch
+	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes --no-deps --only-binary :all: --requirement requirements-dev.lock
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --editable .
+	@touch $(VENV)/.installed $(VENV)/.installed-dev
+
+$(DIST)/.installed: requirements-dist.lock | $(DIST)/bin/pip
+	@$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements-dist.lock
+	@touch $@
+
+dist: $(DIST)/.installed
+	$(DIST)/bin/python scripts/dist.py
+
+lock: | $(DIST)/bin/pip
+	@$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(DIST)/bin/python scripts/lock.py
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/write_cli.py
@@ -86,4 +114,4 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) $(BARE) .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(BARE) $(DIST) dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -378,3 +378,19 @@ def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
     assert linear_cross_entropy(**given).item() == pytest.approx(math.log(5))
     with pytest.raises(BadInput, match=message):
         linear_cross_entropy(**{**given, **change})
+
+
+@pytest.mark.parametrize("chunk", [None, 64, 7])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_float16_with_a_scale_of_8_has_finite_gradients(chunk: int | None, reduction: Any) -> None:
+    torch.manual_seed(0)
+    targets = torch.randint(0, 300, (64,))
+    tensors = [(4 * torch.randn(64, 32)).half(), torch.randn(300, 32).half()]
+    mine = [x.clone().requires_grad_() for x in tensors]
+    linear_cross_entropy(*mine, targets, scale=8.0, reduction=reduction, chunk=chunk).backward()
+    exact = [x.double().requires_grad_() for x in tensors]
+    logits = 8.0 * exact[0] @ exact[1].T
+    torch.nn.functional.cross_entropy(logits, targets, reduction=reduction).backward()
+    for x, oracle in zip(mine, exact, strict=True):
+        largest = float(oracle.grad.abs().max())  # type: ignore[union-attr]
+        assert float((x.grad.double() - oracle.grad).abs().max()) <= 1e-3 * largest  # type: ignore

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from lmhead.body import Body, TorchBody
 from lmhead.body.states import batches
-from lmhead.errors import BadCheckpoint, BadInput, LMHeadWarning, UnsupportedModel
+from lmhead.errors import BadCheckpoint, BadInput, LMHeadError, LMHeadWarning, UnsupportedModel
 from lmhead.files.checkpoint import open_checkpoint
+from lmhead.files.jsons import is_unicode, read_json
 from lmhead.head import LMHead
 from lmhead.head.find.pretrained import causal_config
 from lmhead.models.conversation import Conversation, wrapped
+from lmhead.models.reading import first_line, read_tokenizer, refusing
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.models.resolve import resolve
 from lmhead.progress import Progress, silent
@@ -70,12 +72,25 @@ class Model:
             raise BadInput("the prompt is empty; expected some text")
         if chat:
             return self.encode_chat([{"role": "user", "content": prompt}])
-        return self.check_ids(self.tokenizer(prompt)["input_ids"])
+        return self.check_ids(self._ids(prompt))
 
     def encode_chat(self, messages: Conversation) -> list[int]:
         """Turn a conversation, of {role, content} each, into the ids that the answer follows."""
         text = wrapped(self.tokenizer, messages, self.name)
-        return self.check_ids(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self.check_ids(self._ids(text, add_special_tokens=False))
+
+    def _ids(self, text: str, **options: bool) -> list[int]:
+        if not is_unicode(text):
+            raise BadInput("the prompt holds half of a surrogate pair; expected whole characters")
+        with refusing(self._no_text):
+            ids: list[int] = self.tokenizer(text, **options)["input_ids"]
+        return ids
+
+    def _no_text(self, reason: str) -> LMHeadError:
+        return BadCheckpoint(
+            f"the tokenizer of {self.name} cannot read this text ({reason}); expected the "
+            "tokenizer.json that belongs to the model"
+        )
 
     def _checked(self, given: Any, chat: bool) -> list[int]:
         """Check a prompt that is said to be ids."""
@@ -205,13 +220,12 @@ def load(
         )
     folder = resolve(model, progress)
     # pickles, truncated files and headless models are refused before transformers loads them
-    open_checkpoint(folder)
-    config = causal_config(folder)
+    config = causal_config(open_checkpoint(folder))
     runs = _max_body(folder, progress) if body == "max" else None
     with progress(f"loading {model}", total=None):
         runs = runs or TorchBody(_placed(_model(folder, config, what), where))
         head = LMHead.from_model(runs.model)
-        found = _tokenizer(folder, config) if tokenizer is None else _given(tokenizer)
+        found = read_tokenizer(folder, config) if tokenizer is None else _given(tokenizer)
     return Model(str(model), folder, runs, head, found)
 
 
@@ -276,7 +290,7 @@ def _device(device: "str | torch.device | None") -> torch.device | None:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         raise BadInput(
-            f"device is {str(device)!r}, which torch cannot use here ({_first_line(error)}); "
+            f"device is {str(device)!r}, which torch cannot use here ({first_line(error)}); "
             "expected cpu, cuda, mps or another that this machine has",
             names=["device"],
         ) from error
@@ -299,7 +313,7 @@ def _placed(model: "PreTrainedModel", device: torch.device | None) -> "PreTraine
         return model.to(device)
     except (RuntimeError, NotImplementedError) as error:
         raise BadInput(
-            f"the model does not fit on {device} ({_first_line(error)}); leave out device, or "
+            f"the model does not fit on {device} ({first_line(error)}); leave out device, or "
             "choose a smaller dtype",
             names=["device", "dtype"],
         ) from error
@@ -313,7 +327,7 @@ def _given(tokenizer: "PreTrainedTokenizerBase | str | Path") -> "PreTrainedToke
     if isinstance(tokenizer, str | Path):
         if not Path(tokenizer).is_dir():
             raise BadInput(f"there is no tokenizer folder {tokenizer}", names=["tokenizer"])
-        return _tokenizer(Path(tokenizer))
+        return read_tokenizer(Path(tokenizer))
     raise BadInput(
         f"the tokenizer is a {type(tokenizer).__name__}; expected one of transformers "
         "(AutoTokenizer.from_pretrained(...)), or its folder",
@@ -334,22 +348,28 @@ def _model(folder: Path, config: Any, dtype: torch.dtype | None) -> "PreTrainedM
     logging.disable_progress_bar()
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # what its warnings say is checked below
-    try:
-        model, told = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-            **({} if dtype is None else {"dtype": dtype}),
+
+    def refused(reason: str) -> LMHeadError:
+        if "ignore_mismatched_sizes" in reason:
+            reason = "tensors have other shapes than config.json says"
+        return UnsupportedModel(
+            f"transformers cannot load {folder} as a causal language model ({reason}); expected "
+            "one that AutoModelForCausalLM loads without remote code"
         )
-    except (ValueError, KeyError) as error:
-        reason = _first_line(error)
-        raise UnsupportedModel(
-            f"transformers knows no causal language model for {folder} ({reason}); expected one "
-            "that AutoModelForCausalLM loads without remote code"
-        ) from error
+
+    if (folder / "generation_config.json").exists():
+        read_json(folder / "generation_config.json")
+    try:
+        with refusing(refused):
+            model, told = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                **({} if dtype is None else {"dtype": dtype}),
+            )
     finally:
         logging.set_verbosity(verbosity)
     if missing := sorted(told["missing_keys"]):
@@ -359,22 +379,3 @@ def _model(folder: Path, config: Any, dtype: torch.dtype | None) -> "PreTrainedM
         )
     loaded: PreTrainedModel = model.eval()
     return loaded
-
-
-def _tokenizer(folder: Path, config: Any = None) -> "PreTrainedTokenizerBase":
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(
-            folder, config=config, local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # the tokenizers library raises bare Exception
-        reason = _first_line(error)
-        raise BadCheckpoint(
-            f"{folder} has no tokenizer that transformers can load ({reason}); "
-            "expected a tokenizer.json"
-        ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -20,10 +20,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import exchanged
+import read_by_others
 
 SECONDS, BYTES = 2.0, 300 * 2**20
 
@@ -213,6 +215,7 @@ def _targets() -> dict[str, tuple[bool, Callable[[], list[Any]], Reader]]:
         "tokenizer-config": (True, lambda: [decoder], inspect_folder("tokenizer_config.json")),
         "stamp": (True, lambda: [stamp_seed()], read_stamp),
         **exchanged.targets(),
+        **read_by_others.targets(),
     }
 
 
@@ -330,6 +333,8 @@ def fuzz(name: str, count: int, seed: int, keep: Path | None) -> int:
     seeds = make()
     random_ = random.Random(seed)
     mutate: Callable[[random.Random, Any], bytes] = mutated_json if is_json else mutated_bytes
+    if name == "template":
+        mutate = read_by_others.mutated_template
     with tempfile.TemporaryDirectory() as warm:
         # The seeds themselves, so that everything is imported; the first one is a sound file.
         encoded = [json.dumps(content).encode() if is_json else content for content in seeds]
@@ -389,6 +394,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("reader", nargs="?", help="one reader; all where it is left out")
     parser.add_argument("--count", type=int, default=2000, help="mutations; 0 for no end")
+    parser.add_argument("--json-count", type=int, help="mutations of JSON; as --count")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder for what made a reader fail")
     parser.add_argument("--replay", type=Path, help="read this file, and nothing else")
@@ -399,11 +405,15 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             _targets()[given.reader][2](given.replay.read_bytes(), Path(folder))
         return 0
+    if given.reader == "schema" and find_spec("llguidance") is None:
+        print("schema: not tried, llguidance is not installed (extra `guided`)")
+        return 0
     if given.reader:
         return min(1, fuzz(given.reader, given.count, given.seed, given.keep))
     failed = []
-    for name in _targets():
-        command = [sys.executable, __file__, name, "--count", str(given.count)]
+    for name, (is_json, *_) in _targets().items():
+        count = given.count if given.json_count is None or not is_json else given.json_count
+        command = [sys.executable, __file__, name, "--count", str(count)]
         command += ["--seed", str(given.seed)]
         command += ["--keep", str(given.keep)] if given.keep else []
         code = subprocess.run(command, check=False).returncode

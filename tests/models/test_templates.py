@@ -1,14 +1,14 @@
 """Chat templates end in time, whatever they do."""
 
 import sys
+import threading
 import time
 
 import pytest
-from jinja2 import TemplateError
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from lmhead.errors import BadCheckpoint
+from lmhead.errors import BadCheckpoint, BadInput
 from lmhead.models import templates
 from lmhead.models.templates import render
 
@@ -45,6 +45,48 @@ def test_a_template_of_a_model_is_what_transformers_renders() -> None:
     before = sys.gettrace()
     assert render(found, HI, "tiny") == found.apply_chat_template(HI, tokenize=False)
     assert render(found, HI, "tiny", chat_template="{{ messages[0].content }}!") == "Hi!"
-    with pytest.raises(TemplateError):
+    with pytest.raises(BadInput, match=r"\(no\)"):
         render(tokenizer("{{ raise_exception('no') }}"), HI, "tiny")
     assert sys.gettrace() is before
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 1 // 0 }}", "{{ 1 + 'a' }}", "{{ x.y.z }}", "{% for %}", "{{ messages | nope }}"]
+)
+def test_whatever_a_template_raises_is_ours(source: str) -> None:
+    with pytest.raises(BadInput, match="does not take this conversation"):
+        render(tokenizer(source), HI, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("{{ 9 ** 9 ** 9 }}", "power"),
+        ("{{ 'x' * 10000000000 }}", "takes more than"),
+        (
+            "{% set ns = namespace(x='xxxxxxxx') %}{% for i in range(60) %}"
+            "{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
+            "takes more than",
+        ),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "does not end"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory by what /proc tells")
+def test_a_template_that_takes_all_there_is_is_stopped(
+    source: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import resource
+
+    alone = [t for t in threading.enumerate() if not t.daemon]
+    if len(alone) > 1:
+        pytest.skip(f"other threads run here ({alone}), so that memory is not limited")
+    monkeypatch.setattr(templates, "BYTES", 2**28)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(BadCheckpoint, match=why):
+        render(tokenizer(source), HI, "tiny")
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_arguments_may_be_passed_on() -> None:
+    source = "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(**{'a': 'so'}) }}"
+    assert render(tokenizer(source), HI, "tiny") == "so"

@@ -29,6 +29,10 @@ def run(arguments: list[str]) -> int:
             if debug:
                 raise
             return _explain(error, words)
+        except BaseException as error:
+            if debug or type(error).__name__ != "PanicException":  # Rust code that gave up
+                raise
+            return _explain(RuntimeError(f"a library gave up: {error}"), words)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -95,13 +95,16 @@ def count(
 @contextmanager
 def open_corpus(paths: list[Path], field: str, errors: Errors) -> "Iterator[Corpus]":
     """Open the corpus that a command was given; stdin is kept in a file to be read twice."""
+    from lmhead.files.whole import scratch
     from lmhead.trim.corpus import Corpus
 
     if Path("-") not in paths:
         yield Corpus(tuple(paths), field, errors.value)
         return
-    with tempfile.TemporaryDirectory(prefix="lmhead-") as folder:
-        spooled = Path(folder) / "stdin"
+    # A place that the next run sweeps, should this one be killed; for nobody else to read.
+    with scratch(Path(tempfile.gettempdir()) / "lmhead-stdin") as folder:
+        folder.chmod(0o700)
+        spooled = folder / "stdin"
         with spooled.open("wb") as out:
             shutil.copyfileobj(sys.stdin.buffer, out)
         found = tuple(spooled if path == Path("-") else path for path in paths)

@@ -93,7 +93,7 @@ def rows_of(path: Path, *fields: str) -> Iterator[Row]:
 def _object(line: str) -> dict[str, Any] | None:
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

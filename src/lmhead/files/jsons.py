@@ -4,10 +4,19 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from lmhead.errors import BadCheckpoint
 from lmhead.files import limits
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open an ordinary file; a pipe or a device, which could keep us waiting, is a ValueError."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ValueError("it is no ordinary file")
+    return os.fdopen(handle, "rb")
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
@@ -15,15 +24,20 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
     Raises OSError for what the system refuses, and ValueError for the rest.
     """
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    about = os.fstat(handle)
-    if not stat.S_ISREG(about.st_mode):
-        os.close(handle)
-        raise ValueError("it is no ordinary file")
-    with os.fdopen(handle, "rb") as stream:
-        if about.st_size > limit:
-            raise ValueError(f"it has {about.st_size:,} bytes, expected at most {limit:,}")
-        return stream.read(about.st_size)  # memory for what is there, not for what is allowed
+    with open_file(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > limit:
+            raise ValueError(f"it has {size:,} bytes, expected at most {limit:,}")
+        return stream.read(size)  # memory for what is there, not for what is allowed
+
+
+def is_unicode(text: str) -> bool:
+    """Tell whether a text is made of whole characters: JSON can name half of a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def parse_object(data: bytes | str) -> dict[str, Any]:

@@ -13,8 +13,13 @@ VOCABULARY = 2**26  # rows of a head; the largest in use have 2**18
 WIDTH = 2**31  # of a hidden state, a feed-forward, a context
 COUNT = 2**40  # anything that a GGUF file counts
 LAYERS = 10_000  # of a model; the deepest in use have some hundreds
+SHARED_LAYERS = (
+    512  # layers or experts of a model, whatever its files hold: layers may share tensors
+)
 TOKEN = 2**12  # characters of one token of a vocabulary; the longest in use have some hundreds
 TOKEN_WORK = 2**31  # the sum of squared lengths over a vocabulary: what finding its merges costs
+ID_LIST = 2**30  # bytes of a list of ids or tokens
+GRAMMAR = 2**18  # characters of a JSON schema, a regular expression or a grammar
 NAME = 2**16  # characters of a tensor's or a key's name
 KEYS = 2**16  # keys of a GGUF file; the largest have some hundreds
 TENSORS = 2**20  # of a GGUF file

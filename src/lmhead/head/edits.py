@@ -7,6 +7,7 @@ bounds: whatever the change is, the answer is the one that the dense logits woul
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 
 import torch
 from torch import Tensor
@@ -85,11 +86,11 @@ def edited(z: Tensor, edits: Edits) -> Tensor:
     """Do edits to logits z `[..., V]`, in float32 or wider: the same to all, or one to each."""
     V = z.shape[-1]
     rows = (z if z.dtype == torch.float64 else z.float()).reshape(-1, V).clone()
-    for row, edit in zip(rows, each(edits, len(rows), "edits"), strict=True):
+    for i, edit in enumerate(each(edits, len(rows), "edits")):
         check_edit(edit, V)
         if edit is not None and len(edit.ids):
-            ids = edit.ids.to(row.device)
-            row[ids] = edit.apply(row[ids].cpu()).to(row)
+            ids = edit.ids.to(rows.device)
+            rows[i, ids] = edit.apply(rows[i, ids].cpu()).to(rows)  # also where h has a gradient
     return rows.view(z.shape)
 
 
@@ -109,4 +110,14 @@ def check_edit(edit: Edit | None, V: int) -> None:
 
 
 def _ids(ids: Iterable[int]) -> Tensor:
-    return torch.tensor(list(dict.fromkeys(ids)), dtype=torch.int64)
+    given = ids.tolist() if hasattr(ids, "tolist") else ids  # a tensor or an array
+    try:
+        whole = [index(i) for i in given if not isinstance(i, bool)]
+        found = torch.tensor(list(dict.fromkeys(whole)), dtype=torch.int64)
+    except (TypeError, OverflowError, RuntimeError) as error:
+        raise BadInput(
+            f"an edit got ids that are none ({error}); expected whole numbers"
+        ) from error
+    if isinstance(given, list) and len(whole) != len(given):
+        raise BadInput("an edit got truth values as ids; expected whole numbers")
+    return found

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
 from lmhead.files.jsons import read_json
+from lmhead.files.safetensors import open_safetensors
 from lmhead.files.whole import folder_whole
 from lmhead.head.projection import Projection
 from lmhead.head.steps import Scale
+from lmhead.models.reading import first_line
 
 ABOUT = "head.json"
 TENSORS = "head.safetensors"
@@ -67,6 +69,7 @@ def load_head(folder: Path, make: type[P]) -> P:
             "head.save_pretrained writes it"
         )
     try:
+        open_safetensors(folder / TENSORS)  # no pipe, no false header
         tensors = load_file(folder / TENSORS)
         weight, bias = (_parameter(tensors.get(name)) for name in ("weight", "bias"))
         by = about["scale"]
@@ -81,9 +84,10 @@ def load_head(folder: Path, make: type[P]) -> P:
             vocab_size=about["vocab_size"],
             state_size=about["state_size"],
         )
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except Exception as error:  # whatever its values lead to
         raise BadCheckpoint(
-            f"the head in {folder} is damaged ({type(error).__name__}: {error}); save it again"
+            f"the head in {folder} is damaged ({type(error).__name__}: {first_line(error)}); "
+            "save it again"
         ) from error
     head.require_finite()
     return head

@@ -32,17 +32,9 @@ def wrapped(tokenizer: "PreTrainedTokenizerBase", messages: Conversation, name: 
             f"{name} has no chat template; expected a chat model, or leave out chat",
             names=["chat"],
         )
-    from jinja2 import TemplateError
-
-    try:
-        return render(
-            tokenizer, [dict(message) for message in messages], name, add_generation_prompt=True
-        )
-    except TemplateError as error:
-        raise BadInput(
-            f"the chat template of {name} does not take this conversation ({error}); many take a "
-            "system message only at the start or not at all, then user and assistant in turn"
-        ) from error
+    return render(
+        tokenizer, [dict(message) for message in messages], name, add_generation_prompt=True
+    )
 
 
 def check_conversation(messages: Any) -> None:

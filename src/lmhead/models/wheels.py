@@ -124,7 +124,7 @@ def _running(
     """Run pip; it is ended with this block, however the block ends."""
     with log.open("wb") as messages:
         try:
-            pip = subprocess.Popen(
+            pip = subprocess.Popen(  # noqa: S603  # this interpreter and our own arguments, no shell
                 [sys.executable, "-P", "-E", "-c", _PIP, *command],
                 env=_environment(keep_pip=False) | dict(environment),
                 stdin=subprocess.PIPE,

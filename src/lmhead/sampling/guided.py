@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from lmhead.errors import BadInput, MissingExtra, how_to_install
+from lmhead.files import limits
+from lmhead.files.jsons import is_unicode
 
 # one line break with its indentation, or one space: a hot sampler must not wander off in blanks
 WHITESPACE = r"(\n[ ]{0,12}|[ ]?)"
@@ -129,15 +131,32 @@ def _source(
             names=FIELDS,
         )
     if json_schema is not None:
-        text = _schema_text(json_schema)
+        text = _bounded("json_schema", _schema_text(json_schema))
         defaults = {"whitespace_pattern": WHITESPACE}
-        return "json_schema", lib.LLMatcher.grammar_from_json_schema(text, defaults=defaults)
-    for name, value in (("regex", regex), ("grammar", grammar)):
-        if value is not None and not isinstance(value, str):
-            raise BadInput(f"{name} is {value!r}; expected a text", names=[name])
+        try:
+            made = lib.LLMatcher.grammar_from_json_schema(text, defaults=defaults)
+        except (ValueError, TypeError) as error:
+            raise _unusable("json_schema", str(error)) from error
+        return "json_schema", made
     if regex is not None:
-        return "regex", lib.LLMatcher.grammar_from_regex(regex)
-    return "grammar", lib.LLMatcher.grammar_from_lark(grammar)
+        return "regex", lib.LLMatcher.grammar_from_regex(_bounded("regex", regex))
+    return "grammar", lib.LLMatcher.grammar_from_lark(_bounded("grammar", grammar))
+
+
+def _bounded(name: str, value: Any) -> str:
+    """Return a text that is a text, of a size that can be compiled."""
+    if not isinstance(value, str):
+        raise BadInput(f"{name} is {value!r}; expected a text", names=[name])
+    if len(value) > limits.GRAMMAR:
+        raise BadInput(
+            f"{name} has {len(value):,} characters; expected at most {limits.GRAMMAR:,}",
+            names=[name],
+        )
+    if not is_unicode(value):
+        raise BadInput(
+            f"{name} holds half of a surrogate pair, which is no character", names=[name]
+        )
+    return value
 
 
 def _unusable(kind: str, error: str) -> BadInput:
@@ -158,16 +177,21 @@ def _llguidance() -> ModuleType:
 
 
 def _schema_text(schema: str | Mapping[str, Any]) -> str:
-    if not isinstance(schema, str):
-        return json.dumps(schema)
     try:
-        json.loads(schema)
-    except json.JSONDecodeError as error:
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(value, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
         raise BadInput(
-            f"json_schema is {_short(schema)}, which is not JSON ({error}); expected a JSON schema",
+            f"json_schema is {_short(str(schema))}, which is not JSON ({error}); expected a JSON "
+            "schema",
             names=["json_schema"],
         ) from error
-    return schema
+    if not isinstance(value, Mapping):
+        raise BadInput(
+            f"json_schema is {_short(text)}; expected an object, as a JSON schema is",
+            names=["json_schema"],
+        )
+    return text
 
 
 # reading a tokenizer takes about a second at 262,144 tokens

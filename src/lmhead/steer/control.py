@@ -6,7 +6,6 @@ with the index N, counted from 0. llama.cpp refuses a `direction.0`.
 """
 
 import re
-import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,8 @@ from torch import Tensor
 
 from lmhead.errors import BadCheckpoint, BadInput
 from lmhead.files.gguf import open_gguf
-from lmhead.steer.vector import HEAD, Card, SteeringVector, SteeringWarning, write_whole
+from lmhead.files.whole import written_whole
+from lmhead.steer.vector import HEAD, Card, SteeringVector, SteeringWarning
 
 _ARCHITECTURE = "controlvector"
 _NAME = re.compile(r"direction\.(\d+)")
@@ -43,8 +43,7 @@ def save_control_vector(
         )
     from gguf import GGUFWriter
 
-    with tempfile.TemporaryDirectory() as folder:
-        staging = Path(folder) / "vector.gguf"
+    with written_whole(path, force=True) as staging:
         writer = GGUFWriter(staging, _ARCHITECTURE)
         writer.add_string(f"{_ARCHITECTURE}.model_hint", hint or first.card.model or "unknown")
         writer.add_uint32(f"{_ARCHITECTURE}.layer_count", len(added))
@@ -54,7 +53,6 @@ def save_control_vector(
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        write_whole(path, staging.read_bytes())
     return path
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lmhead.body import HEAD as HEAD
 from lmhead.errors import BadCheckpoint, BadInput
-from lmhead.files.jsons import parse_object
+from lmhead.files.jsons import open_file, parse_object
 from lmhead.files.whole import written_whole
 
 JOBS = ("detect", "steer")
@@ -158,12 +158,13 @@ class SteeringVector:
         """Read a vector that `save` wrote."""
         path = Path(path)
         try:
+            open_file(path).close()  # no pipe that would keep us waiting
             with safe_open(path, "pt") as file:
                 names, meta = list(file.keys()), file.metadata() or {}
                 direction = file.get_tensor("direction") if "direction" in names else None
         except FileNotFoundError as error:
             raise BadInput(f"there is no vector at {path}; train one, or name its file") from error
-        except (OSError, SafetensorError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             raise BadCheckpoint(f"{path} is no safetensors file: {error}") from error
         if direction is None or "card" not in meta:
             raise BadCheckpoint(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from lmhead.errors import BadInput, MissingExtra
+from lmhead.files.jsons import is_unicode
 
 CHUNK = 2**18  # bytes
 LONG = 2**20  # characters; a longer text of a JSON line is cut between words
@@ -57,6 +58,11 @@ class Corpus:
         for path in self.paths:
             if not path.exists():
                 raise BadInput(f"there is no corpus file or folder {path}; check the path")
+            if not path.is_dir() and not path.is_file():
+                raise BadInput(
+                    f"the corpus {path} is a pipe or a device, which can be read only once; "
+                    "expected files or folders, or - for stdin"
+                )
 
     @property
     def files(self) -> list[Path]:
@@ -146,7 +152,7 @@ class Corpus:
                 self._wrong(
                     f"{where} has no text in the field {self.field!r}; name another with --field"
                 )
-            elif not _is_unicode(value):
+            elif not is_unicode(value):
                 self._wrong(f"{where} holds half of a surrogate pair, which is no character")
             else:
                 yield from (Text(piece, where) for piece in _cut(value))
@@ -230,14 +236,6 @@ def is_text(start: bytes) -> bool:
         return False
     control = len(start) - len(start.translate(None, _CONTROL))
     return control <= len(start) // 10
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _cut(text: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ any batch system can count in pieces.
 """
 
 import hashlib
+import io
 import json
 import socket
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lmhead.errors import BadInput, LMHeadError, MissingExtra, how_to_install
+from lmhead.errors import BadCheckpoint, BadInput, LMHeadError, MissingExtra, how_to_install
+from lmhead.files.jsons import open_file
+from lmhead.models.reading import refusing
 from lmhead.progress import Progress, silent
 from lmhead.trim.corpus import Corpus, Text, batches
 from lmhead.trim.sample import Sampled, Sampler
@@ -54,6 +57,13 @@ class Counts:
                 f"these counts are of different tokenizers ({self.tokenizer[:12]} and "
                 f"{other.tokenizer[:12]}); count again with one"
             )
+        if len(self.counts) != len(other.counts):
+            raise BadInput(
+                f"these counts are of {len(self.counts):,} and {len(other.counts):,} ids; expected "
+                "those of one tokenizer: count again"
+            )
+        if self.tokens + other.tokens >= 2**63:
+            raise BadInput("these counts add up to more than 64 bits hold; count again")
         return Counts(
             self.tokenizer,
             self.counts + other.counts,
@@ -80,7 +90,7 @@ class Counts:
     def load(cls, path: Path) -> "Counts":
         """Read a counts file."""
         try:
-            with path.open(encoding="utf-8") as stream:
+            with io.TextIOWrapper(open_file(path), encoding="utf-8") as stream:
                 head = json.loads(stream.readline(_LINE))
                 if not isinstance(head, dict) or head.get("kind") != _KIND:
                     raise ValueError("its first line does not say so")
@@ -142,7 +152,15 @@ class Survey:
 def encode(tokenizers: "Sequence[Tokenizer]", batch: list[Text]) -> list[list[list[int]]]:
     """Encode a batch of texts on all cores, special tokens included: a list for each tokenizer."""
     texts = [text.text for text in batch]
-    return [[e.ids for e in tokenizer.encode_batch_fast(texts)] for tokenizer in tokenizers]
+    with refusing(_cannot_encode):
+        return [[e.ids for e in tokenizer.encode_batch_fast(texts)] for tokenizer in tokenizers]
+
+
+def _cannot_encode(reason: str) -> LMHeadError:
+    return BadCheckpoint(
+        f"the tokenizer cannot read the corpus ({reason}); expected the tokenizer.json that "
+        "belongs to the model"
+    )
 
 
 def encoded(

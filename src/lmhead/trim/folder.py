@@ -11,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmhead.errors import BadCheckpoint, UnsupportedModel
+from lmhead.errors import BadCheckpoint, BadInput, UnsupportedModel
 from lmhead.files.checkpoint import Checkpoint, open_checkpoint
 from lmhead.models.architecture import find_head
+from lmhead.models.reading import read_tokenizer
 from lmhead.models.templates import render
 from lmhead.trim.tokenizer import TokenizerJson
 
@@ -71,11 +72,7 @@ class ModelFolder:
     @cached_property
     def hf_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The tokenizer as transformers loads it."""
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(
-            self.folder, local_files_only=True, trust_remote_code=False
-        )
+        return read_tokenizer(self.folder)
 
     @cached_property
     def readings(self) -> "tuple[Tokenizer, ...]":
@@ -187,8 +184,6 @@ def render_conversations(
     tokenizer: "PreTrainedTokenizerBase", template: str | None = None
 ) -> list[str]:
     """Render conversations of several shapes; those that the template refuses are left out."""
-    from jinja2 import TemplateError
-
     shapes = (("user",), ("system", "user"), ("user", "assistant"), ("user", "assistant", "user"))
     words = {"system": "Be brief.", "user": "Hi", "assistant": "Yes."}
     conversations = [
@@ -207,7 +202,7 @@ def render_conversations(
                     chat_template=template,
                     add_generation_prompt=prompt,
                 )
-            except (TemplateError, ValueError, TypeError, KeyError):
+            except BadInput:
                 continue  # some templates know no system message, or want other fields
             rendered.append(text)
     return rendered
@@ -229,7 +224,7 @@ def _literals(source: str) -> Iterator[str]:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     # The same options as transformers has, on which line ends depend; nothing is rendered here.
-    environment = Environment(
+    environment = Environment(  # noqa: S701  # the text of a prompt, no HTML
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
     )
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from lmhead.errors import BadInput
+from lmhead.files.jsons import open_file
 from lmhead.trim.idmap import TrimMap
 
 _KIND = "lmhead keep-set"
@@ -54,6 +55,7 @@ class KeepFile:
         from safetensors import SafetensorError, safe_open
 
         try:
+            open_file(path).close()  # no pipe that would keep us waiting
             with safe_open(path, framework="np") as file:
                 metadata = file.metadata() or {}
                 if metadata.get("kind") != _KIND:

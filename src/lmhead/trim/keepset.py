@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lmhead.errors import BadInput
+from lmhead.files import limits
+from lmhead.files.jsons import read_bytes
 from lmhead.trim.scripts import is_written_in, scripts_of
 from lmhead.trim.tokenizer import TokenizerJson
 
@@ -184,8 +186,8 @@ def read_ids(path: Path) -> set[int]:
     text = _read(path)
     try:
         values = json.loads(text) if text.lstrip().startswith("[") else text.split()
-        ids = {int(value) for value in values}
-    except (ValueError, TypeError) as error:
+        ids = {_id(value) for value in values}
+    except (ValueError, TypeError, RecursionError) as error:
         raise BadInput(
             f"{path} holds something that is no id ({error}); expected one id per line, or a JSON "
             "list of ids"
@@ -193,6 +195,12 @@ def read_ids(path: Path) -> set[int]:
     if negative := [i for i in ids if i < 0]:
         raise BadInput(f"{path} holds the id {min(negative)}; expected ids from 0")
     return ids
+
+
+def _id(value: Any) -> int:
+    if isinstance(value, str) or type(value) is int:
+        return int(value)
+    raise TypeError(f"a {type(value).__name__}")
 
 
 def _read_tokens(path: Path, tokenizer: TokenizerJson) -> set[int]:
@@ -205,7 +213,7 @@ def _read_tokens(path: Path, tokenizer: TokenizerJson) -> set[int]:
         if line not in tokenizer.vocab and line.startswith('"'):
             try:
                 token = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise BadInput(f"{path}:{number} is no JSON string ({error})") from error
         if token not in tokenizer.vocab:
             raise BadInput(
@@ -218,6 +226,6 @@ def _read_tokens(path: Path, tokenizer: TokenizerJson) -> set[int]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_bytes(path, limits.ID_LIST).decode("utf-8")
+    except (OSError, ValueError) as error:
         raise BadInput(f"cannot read {path}: {error}") from error

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from lmhead.errors import BadCheckpoint, BadInput, LMHeadError, UnsupportedModel
 from lmhead.files import limits
 from lmhead.files.jsons import read_json
+from lmhead.models.reading import refuse_charsmap, refusing
 from lmhead.trim.bpe import Merges, byte_token, result_of, split_rule
 from lmhead.trim.idmap import TrimMap
 
@@ -73,6 +74,8 @@ class TokenizerJson:
         model = data.get("model")
         if not isinstance(model, dict) or "vocab" not in model:
             raise BadCheckpoint(f"{where} has no model with a vocabulary; fetch it again")
+        if not model["vocab"]:
+            raise BadCheckpoint(f"{where} has an empty vocabulary; fetch it again")
         kind = _type_of(model)
         if kind not in _TYPES:
             why = (
@@ -267,15 +270,15 @@ def build(data: Mapping[str, Any], where: str) -> "Tokenizer":
     """Build a tokenizer from its JSON object, without truncation and padding."""
     from tokenizers import Tokenizer
 
-    try:
-        tokenizer = Tokenizer.from_str(json.dumps(data, ensure_ascii=False))
-    except BaseException as error:  # the library raises bare Exception, and panics beside it
-        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-        raise BadCheckpoint(
+    def refused(reason: str) -> LMHeadError:
+        return BadCheckpoint(
             f"{where} does not load ({reason}); expected a file of the tokenizers library"
-        ) from error
+        )
+
+    with refusing(refused, quiet=True):
+        text = json.dumps(data, ensure_ascii=False)
+        refuse_charsmap(text.encode())
+        tokenizer = Tokenizer.from_str(text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

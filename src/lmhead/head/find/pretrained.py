@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lmhead.errors import BadCheckpoint, UnsupportedModel
+from lmhead.errors import BadCheckpoint, LMHeadError, UnsupportedModel
 from lmhead.files.checkpoint import Checkpoint, open_checkpoint
 from lmhead.head.find.locate import P, locate
+from lmhead.models.reading import first_line, refuse_endless, refusing
 from lmhead.models.settings import keep_own_code
 
 if TYPE_CHECKING:
@@ -57,18 +58,22 @@ def read_head(folder: Path, make: type[P]) -> P:
     return head
 
 
-def causal_config(folder: Path) -> Any:
+def causal_config(checkpoint: Checkpoint) -> Any:
     """Read a folder's configuration as transformers does; refuse what has no head for text."""
     import transformers
     from transformers import AutoConfig
 
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, OSError) as error:
-        raise UnsupportedModel(
+    folder = checkpoint.folder
+    refuse_endless(checkpoint.config, len(checkpoint.tensors), folder / "config.json")
+
+    def refused(reason: str) -> LMHeadError:
+        return UnsupportedModel(
             f"transformers {transformers.__version__} does not know the model in {folder} "
-            f"({_first_line(error)}); expected an architecture that it has, without remote code"
-        ) from error
+            f"({reason}); expected an architecture that it has, without remote code"
+        )
+
+    with refusing(refused):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     architecture = _architecture(config)
     kind: Any = getattr(transformers, architecture, None)
     mapped = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
@@ -90,7 +95,7 @@ def _twin(checkpoint: Checkpoint) -> "PreTrainedModel":
     from transformers import AutoModelForCausalLM
 
     folder = checkpoint.folder
-    config = causal_config(folder)
+    config = causal_config(checkpoint)
     architecture = _architecture(config)
     kind: Any = getattr(transformers, architecture, None)
     mapped = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
@@ -106,7 +111,7 @@ def _twin(checkpoint: Checkpoint) -> "PreTrainedModel":
     except Exception as error:  # whatever the model's own code may raise
         raise UnsupportedModel(
             f"{architecture or config.model_type} cannot be built from {folder}/config.json "
-            f"({_first_line(error)}); check the file, or install what it asks for"
+            f"({first_line(error)}); check the file, or install what it asks for"
         ) from error
     # Some parameters are made on the CPU whatever one says.
     return model.to("meta").eval()
@@ -172,7 +177,3 @@ def _stored_names(stored: Iterable[str], twin: "PreTrainedModel") -> dict[str, s
 def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype | None:
     stored = (header.dtype for header in checkpoint.tensors.values())
     return next((_FLOATS[dtype] for dtype in stored if dtype in _FLOATS), None)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from lmhead.errors import BadCheckpoint, LMHeadError
 from lmhead.files.cache import cache_root
+from lmhead.files.jsons import open_file
 from lmhead.files.whole import written_whole
 from lmhead.head.screening.bounds import BLOCK, LANES, Screen, padded
 
@@ -42,9 +43,10 @@ def may_have_screen(vocab_size: int, hidden_size: int) -> bool:
 def _about(path: Path) -> dict[str, str]:
     """Read what a file says of itself; nothing where it is absent, damaged or of another format."""
     try:
+        open_file(path).close()  # no pipe that would keep us waiting
         with safe_open(path, framework="pt") as file:
             about: dict[str, str] = file.metadata() or {}
-    except (OSError, SafetensorError):
+    except (OSError, ValueError, SafetensorError):
         return {}
     return about if about.get("format") == _FORMAT else {}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmhead.errors import BadInput
+from lmhead.files.jsons import is_unicode
 from lmhead.steer.learn.builtin import BUILT_IN, builtin_data
 from lmhead.steer.learn.data import Data, Pair, Row, closed
 
@@ -30,13 +31,20 @@ def read_data(source: str | Path) -> Data:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not UTF-8 (byte {error.start}); convert it first") from error
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
     records = _csv(text) if path.suffix.lower() == ".csv" else _jsonl(text, path)
     return from_records(records, path.stem)
 
 
 def _csv(text: str) -> list[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
-    return [(reader.line_num, record) for record in reader]
+    try:
+        return [(reader.line_num, record) for record in reader]
+    except csv.Error as error:  # a field of more than 128 KB, a quote that is never closed
+        raise BadInput(
+            f"line {reader.line_num} is not CSV ({error}); expected {_SHAPES}"
+        ) from error
 
 
 def _jsonl(text: str, path: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -46,7 +54,7 @@ def _jsonl(text: str, path: Path) -> list[tuple[int, dict[str, Any]]]:
             continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInput(f"{path}:{number} is not JSON: {error}; expected an object") from error
         if not isinstance(record, dict):
             raise BadInput(f"{path}:{number} is no JSON object; expected {_SHAPES}")
@@ -107,6 +115,8 @@ def _text(record: Mapping[str, Any], key: str, where: str) -> str:
     value = record[key]
     if not isinstance(value, str) or not value.strip():
         raise BadInput(f"{where}: the {key} is empty; expected some text")
+    if not is_unicode(value):
+        raise BadInput(f"{where}: the {key} holds half of a surrogate pair, which is no character")
     return value.rstrip() if key != "prompt" else value
 
 
