@@ -7,12 +7,14 @@ a quarter as many of those held back.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lmhead import __version__
 from lmhead.errors import BadInput
+from lmhead.files.stamp import sha256_of
 from lmhead.loading import Model
 from lmhead.progress import Progress
 from lmhead.trim.counts import fingerprint
@@ -22,7 +24,6 @@ from lmhead.trim.folder import ModelFolder
 from lmhead.trim.inputs import Greedy
 from lmhead.trim.listening import (
     AT_LEAST,
-    LOT,
     Group,
     Spoken,
     listen,
@@ -33,6 +34,8 @@ from lmhead.trim.sample import cut_prompts
 
 FEW = 16  # of a small corpus one text in so many is continued, but eight at least
 PART = 8  # of a small corpus one token in so many is read
+
+_CODE = ("listening.py", "hearing.py", "coverage.py")  # another code may say something else
 
 Rows = list[list[int]]
 Tensors = Mapping[str, Tensor]
@@ -173,7 +176,7 @@ def _key(folder: ModelFolder, question: Question) -> str:
         "coverage": question.coverage,
         "max_tokens": question.max_tokens,
         "proof_prompts": question.proof_prompts,
-        "constants": [AT_LEAST, LOT],
+        "code": [sha256_of(Path(__file__).with_name(name)) for name in _CODE],
     }
     lists = (
         question.prompts,

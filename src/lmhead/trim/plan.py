@@ -33,9 +33,9 @@ PRICED = (0.0, 0.9, 0.99, 0.999, 0.9999)  # coverages that a report tells the pr
 class Work:
     """What planning and trimming share: the opened folder, the loaded model, the corpus as read."""
 
-    def __init__(self, request: TrimRequest, progress: Progress) -> None:
+    def __init__(self, request: TrimRequest, progress: Progress, *, plain: bool = False) -> None:
         self.request, self.progress = request, progress
-        self.folder = ModelFolder.open(resolve(request.model, progress))
+        self.folder = ModelFolder.open(resolve(request.model, progress), plain=plain)
         self.heard_count = 0
         self.greedy: Greedy = {}
 

@@ -19,7 +19,7 @@ def plan_trim(
     request: TrimRequest, form: Form = "model", progress: Progress = silent
 ) -> TrimReport:
     """Tell what a trim would keep and save; nothing is written."""
-    return Work(request, progress).report(form)
+    return Work(request, progress, plain=request.coverage is None).report(form)
 
 
 def output_path(out: Path, form: Form) -> Path:
@@ -48,7 +48,9 @@ def trim_model(
     """Trim a model, prove it, and only then publish it at `out`."""
     out = output_path(out, form)
     refuse_output(out, form, force)
-    work = Work(request, progress)
+    # Where no model runs, nothing need be imported that runs one.
+    files_alone = not request.run and request.coverage is None and form != "head"
+    work = Work(request, progress, plain=files_alone)
     # What cannot be done is said before minutes of work.
     if form == "model":
         published(work.folder)

@@ -56,7 +56,7 @@ def verify_trim(
     original goes on, where that is known already. `report` is what the trim said of itself, and is
     checked too. Without `run` no model runs.
     """
-    trimmed = ModelFolder.open(trimmed_folder)
+    trimmed = ModelFolder.open(trimmed_folder, plain=original.plain)
     ids, checked = id_map(original, trimmed, report)
     checks = [checked]
     before, after = original.readings, trimmed.readings
