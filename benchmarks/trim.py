@@ -116,7 +116,7 @@ def whole(model: str, corpus: Path) -> None:
 
     import lmhead.loading  # noqa: F401
 
-    request = TrimRequest(model, corpus=Corpus((corpus,)), coverage=0.99)
+    request = TrimRequest(model, corpus=Corpus((corpus,)), coverage=0.99, resume=False)
     cpu = time.process_time()
     with tempfile.TemporaryDirectory() as scratch:
         report = trim_model(request, Path(scratch) / "out", progress=stage)

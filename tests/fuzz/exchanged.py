@@ -97,7 +97,7 @@ def read_counts(data: bytes, folder: Path) -> None:
 
 
 def read_report(data: bytes, folder: Path) -> None:
-    from lmhead.trim.verify import read_report, recorded_inputs
+    from lmhead.trim.inputs import read_report, recorded_inputs
 
     (folder / "lmhead_trim.json").write_bytes(data)
     recorded_inputs(read_report(folder))

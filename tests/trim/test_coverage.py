@@ -8,18 +8,16 @@ import torch
 from scipy.stats import binomtest
 
 from lmhead.loading import Model, load
-from lmhead.trim.coverage import (
+from lmhead.trim.coverage import Listening, covering, estimate
+from lmhead.trim.estimate import News, binomial_interval
+from lmhead.trim.listening import (
     AT_LEAST,
-    Listening,
-    News,
-    binomial_interval,
+    Group,
     continue_greedily,
-    covering,
-    cut_prompts,
-    estimate,
     listen,
     listen_to_continuations,
 )
+from lmhead.trim.sample import cut_prompts
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +48,14 @@ def test_listening_is_the_softmax_of_every_position(model: Model) -> None:
 
 def test_greedy_continuations_are_those_of_transformers(model: Model) -> None:
     prompts = [list(range(n, n + length)) for n, length in ((300, 4), (500, 8), (700, 4))]
-    [(heard, found)] = listen_to_continuations(model, prompts, max_tokens=12)
+    [said] = listen_to_continuations(model, Group(prompts, states=2), max_tokens=12)
+    heard, found = said.heard, said.texts
+    # every position of the prompts, and every step
+    assert heard.positions == sum(len(p) - 1 for p in prompts) + sum(map(len, found))
+    assert [state.shape[0] for state in said.states] == [len(text) for text in found[:2]]
+    for text, states in zip(found, said.states, strict=False):
+        choices = model.head(states)[:, : model.reachable].argmax(-1).tolist()
+        assert choices == text
     for prompt, text in zip(prompts, found, strict=True):
         ids = torch.tensor([prompt])
         made = model.body.model.generate(
@@ -123,20 +128,31 @@ def test_batches_of_texts_are_heard_as_one_by_one(model: Model) -> None:
 
 def test_listening_stops_when_it_is_known_how_much_is_new(model: Model) -> None:
     texts = [[400 + i % 7, *range(500, 530)] for i in range(1000)]
-    heard, news = listen(model, texts, stop=True)  # 31,000 tokens with the same few choices
+    before, _ = listen(model, texts[:7])
+    heard, news = listen(model, texts, before=before, stop=True)  # the same few choices
     assert AT_LEAST <= heard.positions < 10_000
     assert news.is_known
     whole, _ = listen(model, texts[:200], stop=False)
     assert whole.positions == 200 * 31
 
 
-def test_news_are_those_of_the_later_half_with_an_interval_over_texts() -> None:
-    found = News.of([(100, 90)] * 10 + [(100, 1)] * 5 + [(100, 3)] * 5)
+def test_news_have_an_interval_over_texts() -> None:
+    found = News.of([(100, 1)] * 5 + [(100, 3)] * 5)
     assert (found.rate, found.positions) == (0.02, 1000)
     wide = 1.96 * (10 * 10 / 9) ** 0.5 / 1000
     assert (found.low, found.high) == pytest.approx((0.02 - wide, 0.02 + wide))
-    none = News.of([(100, 0)] * 20)
+    none = News.of([(100, 0)] * 10)
     assert (none.rate, none.low, none.high) == (0, 0, 0.003)
     # Ten steps of one text tell less than ten of ten.
     assert News.of([(100, 0)] * 19 + [(100, 10)]).high > News.of([(100, 1)] * 20).high
     assert News.of([]).high == News.of([(500, 3)]).high == 1
+
+
+def test_a_lot_is_judged_by_what_would_be_kept_without_it(model: Model) -> None:
+    texts = [[400 + i % 7, *range(500, 530)] for i in range(200)]
+    first, news = listen(model, texts)
+    assert 0 < news.rate < 0.5  # the first lot knows nothing, the others the same few choices
+    _, again = listen(model, texts, before=first)
+    assert again.rate == 0
+    everything = range(model.reachable)
+    assert listen(model, texts, known=everything)[1].rate == 0

@@ -15,10 +15,11 @@ from lmhead.errors import BadInput, LMHeadError
 from lmhead.trim.corpus import Corpus
 from lmhead.trim.folder import ModelFolder
 from lmhead.trim.idmap import TrimMap
+from lmhead.trim.inputs import REPORT
 from lmhead.trim.keepset import Keep
 from lmhead.trim.report import TrimRequest
 from lmhead.trim.run import plan_trim, trim_model
-from lmhead.trim.verify import REPORT, verify_trim
+from lmhead.trim.verify import verify_trim
 
 MakeModel = Callable[..., Path]
 FEW = {"positions": 600, "continuations": 20, "max_tokens": 8}

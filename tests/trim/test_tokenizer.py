@@ -265,3 +265,15 @@ def test_merges_fire_lowest_rank_first_and_leftmost() -> None:
             made.append(rules[tokens[at], tokens[at + 1]][1])
             tokens[at : at + 2] = [made[-1]]
         assert merge_all(symbols, lambda a, b, rules=rules: rules.get((a, b))) == (tokens, made)
+
+
+def test_few_symbols_are_merged_as_many_are() -> None:
+    from lmhead.trim.bpe import _merge_few, _merge_many
+
+    rng = random.Random(0)
+    for _ in range(300):
+        pairs = {(rng.randrange(9), rng.randrange(9)): rng.randrange(9) for _ in range(40)}
+        ranks = {pair: (rng.randrange(12), new) for pair, new in pairs.items()}
+        symbols = [rng.randrange(9) for _ in range(rng.randrange(1, 30))]
+        rule = lambda left, right: ranks.get((left, right))  # noqa: B023, E731
+        assert _merge_few(symbols, rule) == _merge_many(symbols, rule)

@@ -12,12 +12,13 @@ import pytest
 from lmhead.errors import BadInput, LMHeadError
 from lmhead.trim.corpus import Corpus
 from lmhead.trim.folder import ModelFolder
+from lmhead.trim.inputs import REPORT, ProofInputs
 from lmhead.trim.keepfile import KeepFile
 from lmhead.trim.keepset import Keep
 from lmhead.trim.recheck import verify_path
 from lmhead.trim.report import TrimRequest
 from lmhead.trim.run import trim_model
-from lmhead.trim.verify import REPORT, ProofInputs, verify_trim
+from lmhead.trim.verify import verify_trim
 
 MakeModel = Callable[..., Path]
 FEW = {"positions": 600, "continuations": 20, "max_tokens": 8}

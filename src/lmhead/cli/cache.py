@@ -35,7 +35,7 @@ def _names(incomplete: str) -> list[str]:
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """List what is kept: models, converted GGUF files, int8 copies of heads."""
+    """List what is kept: models, converted GGUF files, int8 copies of heads, interrupted trims."""
     from rich.text import Text
 
     from lmhead.cli import render

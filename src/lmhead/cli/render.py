@@ -18,6 +18,7 @@ from lmhead.cli.plain import plain, plain_json
 from lmhead.progress import Advance
 
 _BLOCKS = " ▏▎▍▌▋▊▉█"
+_EVERY = 10.0  # seconds between two lines of a step, where there is no terminal
 _SHORTEST = 8  # letters that are left of a text at least
 
 
@@ -56,7 +57,7 @@ def progress(title: str, total: int | None = None) -> Iterator[Advance]:
     started = time.monotonic()
     if not err().is_terminal:
         with _told(title, unknown=total is None):
-            yield lambda _n: None
+            yield _lines(title, total, started)
         if (took := time.monotonic() - started) > 1:
             err().print(Text(plain(f"{title}: done in {took:.1f} s")))
         return
@@ -73,6 +74,22 @@ def progress(title: str, total: int | None = None) -> Iterator[Advance]:
     with bars.Progress(*columns, console=err(), transient=True) as shown:
         task = shown.add_task(plain(title), total=total)
         yield lambda n: shown.advance(task, n)
+
+
+def _lines(title: str, total: int | None, started: float) -> Advance:
+    """Return what prints, every ten seconds, how far a step is and how long it will take."""
+    done, told = 0, started
+
+    def advance(n: int) -> None:
+        nonlocal done, told
+        done += n
+        now = time.monotonic()
+        if total and 0 < done < total and now - told >= _EVERY:
+            told = now
+            left = (now - started) * (total - done) / done
+            err().print(Text(plain(f"{title}: {done / total:.0%}, about {left:.0f} s left")))
+
+    return advance
 
 
 @contextmanager

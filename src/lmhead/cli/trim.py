@@ -95,8 +95,12 @@ def trim(
         int, typer.Option(min=1, help="Tokens of the corpus that the model reads at most.")
     ] = 20_000,
     continuations: Annotated[
-        int, typer.Option(min=1, help="Texts of the corpus that the model continues.")
-    ] = 64,
+        int,
+        typer.Option(
+            min=1,
+            help="Texts of the corpus that the model continues at most, and as many held back.",
+        ),
+    ] = 48,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", min=1, help="By how many tokens.")
     ] = 64,
@@ -127,6 +131,13 @@ def trim(
         bool,
         typer.Option(
             "--quick", help="A first look: listen to the model and prove on little, in seconds."
+        ),
+    ] = False,
+    no_resume: Annotated[
+        bool,
+        typer.Option(
+            "--no-resume",
+            help="Listen to the model again, whatever the cache holds of an earlier run.",
         ),
     ] = False,
     ray: Ray = None,
@@ -175,6 +186,7 @@ def trim(
             max_tokens,
             proof_prompts,
             run=not no_run,
+            resume=not no_resume,
             ray=ray,
             link=link,
         )
@@ -242,8 +254,8 @@ def _show_coverage(coverage: "Coverage", *, prices: bool) -> None:
     )
     news = coverage.new_choices
     render.out().print(
-        f"at the end of listening {render.percent(news.rate)} of its choices were new (95 %: "
-        f"{render.percent(news.low)} to {render.percent(news.high)})"
+        f"while it read, {render.percent(news.rate)} of its choices were not among what would have "
+        f"been kept by then (95 %: {render.percent(news.low)} to {render.percent(news.high)})"
     )
     if found := coverage.estimate:
         render.out().print(

@@ -18,7 +18,7 @@ from lmhead.cli.options import Json, ModelOption, renamed
 from lmhead.errors import BadInput
 
 if TYPE_CHECKING:
-    from lmhead.trim.verify import Proof
+    from lmhead.trim.inputs import Proof
 
 
 def verify(

@@ -14,6 +14,7 @@ KINDS = {
     "models": "built-in model",
     "gguf": "converted GGUF file",
     "screens": "int8 copy of a head",
+    "listening": "what a model said, for a trim",
 }
 
 
@@ -21,7 +22,7 @@ KINDS = {
 class Entry:
     """One thing that was made: it is used, checked and removed as a whole."""
 
-    kind: str  # "models", "gguf" or "screens"
+    kind: str  # a key of `KINDS`
     name: str
     folder: Path
     nbytes: int  # of all its files

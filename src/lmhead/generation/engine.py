@@ -36,6 +36,7 @@ from lmhead.sampling import Logprobs, Sampler, SequenceState
 _ROOM = 64  # columns that keys and values get at a time, so that they are not copied for each
 
 Choose = Callable[[Tensor, Sequence[int]], Sequence[int]]
+Read = Callable[[Tensor, Sequence[int]], None]
 
 
 @dataclass(eq=False)
@@ -87,7 +88,8 @@ class Engine:
 
     `batch_size` sequences run at a time; the others wait, first come, first served. `head` is an
     engine to use instead of the model's own head. `choose` makes a token for each of the h
-    `[B, d]` of the requests with these ids, in place of their samplers; -1 ends a request.
+    `[B, d]` of the requests with these ids, in place of their samplers; -1 ends a request. `read`
+    is given the h `[n, T, d]` of prompts that were read, each at the end of its row, and their ids.
     """
 
     def __init__(
@@ -97,11 +99,12 @@ class Engine:
         *,
         batch_size: int = 8,
         choose: Choose | None = None,
+        read: Read | None = None,
     ) -> None:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise BadInput(f"batch_size is {batch_size!r}; expected a whole number of at least 1")
         self.model, self.head, self.batch_size = model, head or model.head, batch_size
-        self._choose = choose
+        self._choose, self._heed = choose, read
         self._waiting: deque[tuple[int, Request]] = deque()
         self._going: list[_Sequence] = []
         self._memory: State | None = None  # of the rows of those that are going, in their order
@@ -214,6 +217,9 @@ class Engine:
         read = list(firsts.values())
         ids, memory = State.of_prompts([s.request.ids for s in read for _ in range(s.rows)])
         h, memory = self.model.body.run(ids, memory, rows=_additions(read))
+        if self._heed is not None:
+            self._heed(h[[at + s.rows - 1 for at, s in zip(_starts(read), read, strict=True)]],
+                       [s.id for s in read])  # fmt: skip
         h = h[:, -1]
         grow_in_place(memory.past, min(_ROOM, max(s.max_tokens for s in group)))
         if len(read) < len(group):

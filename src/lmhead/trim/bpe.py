@@ -16,15 +16,45 @@ rules; only the one that fires counts.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Any
 
 Pair = tuple[int, int]
 # What merging an adjacent pair gives: (rank, id), lowest rank first; None where nothing applies.
 Rule = Callable[[int, int], tuple[float, int] | None]
 
+_FEW = 24  # symbols up to which a heap is not worth its while
+
 
 def merge_all(symbols: Sequence[int], rule: Rule) -> tuple[list[int], list[int]]:
     """Encode `symbols`; return the tokens that are left, and every token made on the way."""
+    return _merge_few(symbols, rule) if len(symbols) <= _FEW else _merge_many(symbols, rule)
+
+
+def _merge_few(symbols: Sequence[int], rule: Rule) -> tuple[list[int], list[int]]:
+    """Look for the lowest rank again before every merge: the quickest for a word."""
+    tokens: list[int] = list(symbols)
+    made: list[int] = []
+    found = [rule(left, right) for left, right in pairwise(tokens)]
+    while True:
+        best: tuple[float, int] | None = None
+        at = -1
+        for place, one in enumerate(found):
+            if one is not None and (best is None or one[0] < best[0]):
+                best, at = one, place
+        if best is None:
+            return tokens, made
+        tokens[at : at + 2] = [best[1]]
+        del found[at]
+        made.append(best[1])
+        if at > 0:
+            found[at - 1] = rule(tokens[at - 1], tokens[at])
+        if at < len(found):
+            found[at] = rule(tokens[at], tokens[at + 1])
+
+
+def _merge_many(symbols: Sequence[int], rule: Rule) -> tuple[list[int], list[int]]:
+    """Keep all that can be merged in a heap: for long texts."""
     tokens = list(symbols)  # -1: merged into the one before
     last = len(tokens) - 1
     before, after = list(range(-1, last)), list(range(1, last + 2))

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lmhead.errors import BadCheckpoint, BadInput, UnsupportedModel
 from lmhead.files.checkpoint import Checkpoint, open_checkpoint
 from lmhead.models.architecture import find_head
 from lmhead.models.reading import read_tokenizer
 from lmhead.models.templates import render
+from lmhead.trim.plain_tokenizer import PlainTokenizer
 from lmhead.trim.tokenizer import TokenizerJson
 
 if TYPE_CHECKING:
@@ -36,9 +37,10 @@ class ModelFolder:
     checkpoint: Checkpoint
     tokenizer: TokenizerJson
     rows: int  # of the head
+    plain: bool = False  # without transformers, where the files of the tokenizer say all
 
     @classmethod
-    def open(cls, folder: Path) -> "ModelFolder":
+    def open(cls, folder: Path, *, plain: bool = False) -> "ModelFolder":
         """Open a folder and read its headers; no weight is loaded."""
         checkpoint = open_checkpoint(folder)
         tokenizer = TokenizerJson.read(folder / "tokenizer.json")
@@ -50,7 +52,7 @@ class ModelFolder:
                 f"{folder} has a head of {rows:,} rows and an embedding of "
                 f"{shapes[found.embedding][0]:,}; expected as many of each"
             )
-        return cls(folder, checkpoint, tokenizer, rows)
+        return cls(folder, checkpoint, tokenizer, rows, plain)
 
     def inside(self, path: Path) -> Path:
         """Return `path`, a file of this folder, or refuse one that lies outside of it.
@@ -72,6 +74,8 @@ class ModelFolder:
     @cached_property
     def hf_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The tokenizer as transformers loads it."""
+        if self.plain and (found := PlainTokenizer.of(self.folder, self.tokenizer)) is not None:
+            return cast("PreTrainedTokenizerBase", found)
         return read_tokenizer(self.folder)
 
     @cached_property

@@ -1,6 +1,6 @@
 """What a trim would keep: the corpus is read once, the model is listened to once."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,39 +12,32 @@ from lmhead.models.fetch import folder_of
 from lmhead.models.registry import BUILT_IN
 from lmhead.models.resolve import resolve
 from lmhead.progress import Progress
-from lmhead.trim import coverage as cover
 from lmhead.trim.checkpoint import vocabulary_tensors
 from lmhead.trim.counts import Counts, Survey, fingerprint, survey, survey_on_ray
 from lmhead.trim.folder import ModelFolder
 from lmhead.trim.idmap import TrimMap
+from lmhead.trim.inputs import Greedy, ProofInputs, inputs_of, probe_inputs
 from lmhead.trim.keepset import BLOCK, KeepSet, choose, minimum, rounded, tail, wanted
 from lmhead.trim.report import Coverage, Form, Price, Saving, TrimReport, TrimRequest
 from lmhead.trim.sample import Sampled
-from lmhead.trim.verify import ProofInputs, inputs_of, probe_inputs
 
 if TYPE_CHECKING:
     from lmhead.loading import Model
+    from lmhead.trim.coverage import Listening
+    from lmhead.trim.hearing import Heard
 
 Parts = dict[str, set[int]]
 PRICED = (0.0, 0.9, 0.99, 0.999, 0.9999)  # coverages that a report tells the price of
 
 
-@dataclass(frozen=True)
-class Heard:
-    """What the model said: on texts, and on texts held back where there are any."""
-
-    known: cover.Listening
-    held: cover.Listening | None
-    continuations: list[list[int]]  # of texts held back
-    news: cover.News
-
-
 class Work:
     """What planning and trimming share: the opened folder, the loaded model, the corpus as read."""
 
-    def __init__(self, request: TrimRequest, progress: Progress) -> None:
+    def __init__(self, request: TrimRequest, progress: Progress, *, plain: bool = False) -> None:
         self.request, self.progress = request, progress
-        self.folder = ModelFolder.open(resolve(request.model, progress))
+        self.folder = ModelFolder.open(resolve(request.model, progress), plain=plain)
+        self.heard_count = 0
+        self.greedy: Greedy = {}
 
     @cached_property
     def model(self) -> "Model":
@@ -101,33 +94,31 @@ class Work:
         """Return the texts that the model can read: a tokenizer may know ids that have no row."""
         return [row.tolist() for row in sample.texts if int(row.max()) < self.folder.rows]
 
-    def heard(self, kept_anyway: frozenset[int]) -> Heard:
+    def _heard(self, kept_anyway: frozenset[int]) -> "Heard":
         """Run the model over texts of the corpus, and over its own continuations of them."""
-        request, texts = self.request, self.samples[0]
-        prompts = cover.cut_prompts(texts[: request.continuations])
-        if not prompts or self.survey is None:
-            raise BadInput("the corpus has too few texts to run the model on; give more")
-        held_texts = self._readable(self.survey.held_sample)
-        held_prompts = cover.cut_prompts(held_texts[: -(-request.continuations * 3 // 4)])
-        read, news = cover.listen(
-            self.model,
-            _within(texts, request.positions),
-            known=kept_anyway,
-            stop=True,
+        from lmhead.trim.hearing import Question, hear
+
+        request = self.request
+        texts, unheard = self.samples
+        question = Question(
+            texts,
+            [] if self.survey is None else self._readable(self.survey.held_sample),
+            unheard,
+            kept_anyway,
+            1.0 if request.coverage is None else request.coverage,
+            request.positions,
+            request.continuations,
+            request.max_tokens,
+            request.proof_prompts,
+        )
+        self.heard_count = question.heard_count
+        return hear(
+            self.folder,
+            lambda: self.model,
+            question,
+            resume=request.resume,
             progress=self.progress,
         )
-        (said, _), (held_said, continuations) = cover.listen_to_continuations(
-            self.model, prompts, held_prompts, max_tokens=request.max_tokens, progress=self.progress
-        )
-        if not held_prompts:
-            return Heard(read + said, None, [], news)
-        held_read, _ = cover.listen(
-            self.model,
-            _within(held_texts, max(1, read.positions // 4)),
-            title="listening to the model on texts held back",
-            progress=self.progress,
-        )
-        return Heard(read + said, held_read + held_said, continuations, news)
 
     def keepset(self) -> tuple[KeepSet, Coverage | None]:
         """Choose the ids to keep."""
@@ -147,13 +138,15 @@ class Work:
 
         def chosen(
             of: tuple[Counts | None, Parts, frozenset[int]],
-            said: cover.Listening | None = None,
+            said: "Listening | None" = None,
             share: float = 0.0,
         ) -> KeepSet:
             counts, parts, base = of
             useful = None if counts is None else counts.counts.astype(np.float64)
             if said is not None:
-                parts = {**parts, "model": cover.covering(said, base, share)}
+                from lmhead.trim.coverage import covering
+
+                parts = {**parts, "model": covering(said, base, share)}
                 if useful is not None:
                     useful[: len(said.mass)] += said.mass.numpy()
             kept = choose(tokenizer, required, parts, size=size, usefulness=useful)
@@ -163,8 +156,11 @@ class Work:
         if request.coverage is None:
             return chosen(of_all), None
         of_first = asked(first)
-        heard = self.heard(of_first[2])
+        heard = self._heard(of_first[2])
+        self.greedy = heard.greedy
         everything = heard.known if heard.held is None else heard.known + heard.held
+
+        from lmhead.trim.coverage import estimate as estimated
 
         def price(share: float) -> tuple[KeepSet, Price]:
             final = chosen(of_all, everything, share)
@@ -172,9 +168,7 @@ class Work:
             if heard.held is not None:
                 # The keep-set that knows nothing of the texts held back; the final one is larger.
                 blind = chosen(of_first, heard.known, share)
-                estimate = cover.estimate(
-                    heard.held, heard.continuations, blind.ids, request.max_tokens
-                )
+                estimate = estimated(heard.held, heard.continuations, blind.ids, request.max_tokens)
             return final, Price(share, sum(i < self.folder.rows for i in final.ids), estimate)
 
         final, paid = price(request.coverage)
@@ -202,7 +196,7 @@ class Work:
         if report.coverage is None:
             return inputs_of(texts[:count], max_tokens=steps, binds=False)
         binds = report.reasons.get("size") is None
-        heard = texts[: min(-(-count // 2), self.request.continuations)]
+        heard = texts[: min(-(-count // 2), self.heard_count)]
         return inputs_of(heard, unheard, max_tokens=steps, binds=binds)
 
     def report(self, form: Form) -> TrimReport:
@@ -265,14 +259,3 @@ class Work:
         some = gone[:: max(1, len(gone) // most)][:most]
         decode = self.readings[0].decode
         return tuple(decode([i]) or self.folder.tokenizer.names[i] for i in some)
-
-
-def _within(texts: list[list[int]], positions: int) -> list[list[int]]:
-    """Take texts until they hold `positions` tokens."""
-    taken, left = [], positions
-    for ids in texts:
-        if left <= 0:
-            break
-        taken.append(ids[:left])
-        left -= len(taken[-1])
-    return taken

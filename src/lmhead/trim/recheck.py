@@ -10,17 +10,15 @@ from lmhead.progress import Progress, silent
 from lmhead.trim.corpus import Corpus
 from lmhead.trim.counts import survey
 from lmhead.trim.folder import ModelFolder
-from lmhead.trim.verify import (
+from lmhead.trim.inputs import (
     Proof,
     ProofInputs,
     inputs_of,
-    open_keepset,
     probe_inputs,
     read_report,
     recorded_inputs,
-    verify_keepset,
-    verify_trim,
 )
+from lmhead.trim.verify import open_keepset, verify_keepset, verify_trim
 
 
 def verify_path(

@@ -8,10 +8,10 @@ from typing import Any, Literal
 from lmhead import __version__
 from lmhead.errors import BadInput
 from lmhead.trim.corpus import Corpus
-from lmhead.trim.coverage import Estimate, News
+from lmhead.trim.estimate import Estimate, News
 from lmhead.trim.idmap import TrimMap
+from lmhead.trim.inputs import Proof
 from lmhead.trim.keepset import Keep
-from lmhead.trim.verify import Proof
 
 Form = Literal["model", "gguf", "head"]
 
@@ -20,9 +20,10 @@ Form = Literal["model", "gguf", "head"]
 class TrimRequest:
     """What to trim and what to keep.
 
-    With `coverage` the model runs over at most `positions` tokens of the corpus, and makes
+    With `coverage` the model runs over at most `positions` tokens of the corpus, and makes at most
     `continuations` of `max_tokens` tokens of its texts; kept is its choice at every step, and that
     share of all its probability there, averaged over the steps. None: the model is not listened to.
+    What it said is kept in the cache; with `resume` it is taken from there.
 
     The proof runs the trimmed model on `proof_prompts` prompts, half of them cut from texts that
     the model was not listened to on; without `run` on none. With `link`,
@@ -35,10 +36,11 @@ class TrimRequest:
     counts: tuple[Path, ...] = ()
     coverage: float | None = None
     positions: int = 20_000
-    continuations: int = 64
+    continuations: int = 48
     max_tokens: int = 64
     proof_prompts: int = 20
     run: bool = True
+    resume: bool = True
     ray: str | None = None
     link: bool = False
 

@@ -6,18 +6,20 @@ from pathlib import Path
 from lmhead.errors import LMHeadError
 from lmhead.files.whole import folder_whole, refuse_existing, scratch, written_whole
 from lmhead.progress import Progress, silent
+from lmhead.trim.card import card, write_card
 from lmhead.trim.checkpoint import published, write_json, write_trimmed
+from lmhead.trim.inputs import REPORT, Proof
 from lmhead.trim.keepfile import KeepFile
 from lmhead.trim.plan import Work
 from lmhead.trim.report import Form, Saving, TrimReport, TrimRequest
-from lmhead.trim.verify import REPORT, Proof, verify_keepset, verify_trim
+from lmhead.trim.verify import verify_keepset, verify_trim
 
 
 def plan_trim(
     request: TrimRequest, form: Form = "model", progress: Progress = silent
 ) -> TrimReport:
     """Tell what a trim would keep and save; nothing is written."""
-    return Work(request, progress).report(form)
+    return Work(request, progress, plain=request.coverage is None).report(form)
 
 
 def output_path(out: Path, form: Form) -> Path:
@@ -31,7 +33,8 @@ def refuse_output(out: Path, form: Form, force: bool) -> None:
     """Refuse a place where something is that must not be replaced."""
     refuse_existing(out, force=force, folder=form == "model")
     if form != "model":
-        refuse_existing(_beside(out), force=force, folder=False)
+        for path in (_beside(out), _card_beside(out)):
+            refuse_existing(path, force=force, folder=False)
 
 
 def trim_model(
@@ -45,7 +48,9 @@ def trim_model(
     """Trim a model, prove it, and only then publish it at `out`."""
     out = output_path(out, form)
     refuse_output(out, form, force)
-    work = Work(request, progress)
+    # Where no model runs, nothing need be imported that runs one.
+    files_alone = not request.run and request.coverage is None and form != "head"
+    work = Work(request, progress, plain=files_alone)
     # What cannot be done is said before minutes of work.
     if form == "model":
         published(work.folder)
@@ -64,20 +69,27 @@ def trim_model(
             )
             done = replace(report, proof=_prove(work, report, staging, progress), out=out)
             write_json(staging / REPORT, done.to_dict(whole=True))
+            write_card(staging, done)
         return done
     # A file cannot hold a second one; what was done goes beside it.
     with (
         written_whole(_beside(out), force=force) as told,
+        written_whole(_card_beside(out), force=force) as shown,
         written_whole(out, force=force) as staging,
     ):
         write = _write_gguf if form == "gguf" else _write_keepset
         done = write(work, replace(report, out=out), staging, progress)
         write_json(told, done.to_dict(whole=True))
+        shown.write_text(card(done), "utf-8")
     return done
 
 
 def _beside(out: Path) -> Path:
     return out.with_name(f"{out.name}.{REPORT}")
+
+
+def _card_beside(out: Path) -> Path:
+    return out.with_name(f"{out.name}.md")
 
 
 def _prove(work: Work, report: TrimReport, folder: Path, progress: Progress) -> Proof:
@@ -88,6 +100,7 @@ def _prove(work: Work, report: TrimReport, folder: Path, progress: Progress) -> 
         corpus=work.request.corpus,
         inputs=work.inputs(report),
         model=work.loaded,
+        greedy=work.greedy,
         run=work.request.run,
         progress=progress,
     )
@@ -121,6 +134,7 @@ def _write_keepset(work: Work, report: TrimReport, target: Path, progress: Progr
         work.model,
         KeepFile.load(target),
         work.inputs(report),
+        greedy=work.greedy,
         run=work.request.run,
         progress=progress,
     )

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 WINDOW = 256  # tokens of a text that the model reads at once
+PROMPTS = (32, 16, 8, 4, 2, 1)  # lengths that prompts are cut to: equal ones need no padding
 
 Row = npt.NDArray[np.int32]
 
@@ -72,3 +73,14 @@ def rank_of(places: "npt.NDArray[np.int64]") -> "npt.NDArray[np.uint64]":
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
+
+
+def cut_prompts(texts: Iterable[Sequence[int]]) -> list[list[int]]:
+    """Cut the beginning off each text, to one of few lengths."""
+    prompts = []
+    for ids in texts:
+        # Something must be left to continue; a text of one token is its own prompt.
+        length = next((n for n in PROMPTS if n < max(2, len(ids))), 0)
+        if len(ids) and length:
+            prompts.append([int(i) for i in ids[:length]])
+    return prompts

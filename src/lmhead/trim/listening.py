@@ -1,0 +1,254 @@
+"""Listening to a model: it reads texts, continues prompts, and what it says is added up.
+
+Continuations of all kinds run together, in one batch of the engine; the positions of their prompts
+are heard in the same pass. The states of some are kept, so that a proof need not run them again.
+
+Symbols: h what enters the head `[..., d]`, z logits `[..., V]`, p probabilities `[..., V]`.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmhead.generation import Engine, Request
+from lmhead.loading import Model
+from lmhead.progress import Progress, silent
+from lmhead.sampling import Sampler, SamplingParams
+from lmhead.trim.coverage import Listening, covered, mask_of, nothing
+from lmhead.trim.estimate import News
+from lmhead.trim.sample import WINDOW
+
+LOT = 1024  # tokens that the model reads at once: below that a matrix product is slow
+TOGETHER = 160  # prompts that are continued at once, where memory allows
+MEMORY = 2**30  # bytes of keys and values
+LOGITS = 2**24  # logits that are held at once
+NEAR_TIE = 0.01  # logits; nearer than this, rounding in another batch may choose the other
+AT_LEAST = 2048  # positions of texts, before listening may stop
+
+
+class Listener:
+    """Adds up what a model says."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.heard = nothing(model.reachable)
+
+    def hear(self, h: Tensor) -> Tensor:
+        """Take in the states `h [n, d]` that enter the head, return the greedy choices `[n]`."""
+        V = self.model.reachable
+        mass, near = self.heard.mass.clone(), self.heard.chosen.clone()
+        choices = []
+        for part in torch.split(h, max(1, LOGITS // V)):
+            z: Tensor = logits(self.model.head, part).float()[:, :V]  # [n, V]
+            best, choice = z.max(-1, keepdim=True)
+            p = z.sub_(best).exp_()  # 1 where it is the best
+            near |= p.amax(0) >= math.exp(-NEAR_TIE)
+            mass += (p.sum(-1).reciprocal() @ p).double()
+            choices.append(choice[:, 0])
+        chosen = torch.cat(choices)
+        count = torch.bincount(chosen, minlength=V)
+        self.heard = Listening(
+            mass, near, self.heard.choices + count, self.heard.positions + len(h)
+        )
+        return chosen
+
+
+def logits(head: Any, h: Tensor) -> Tensor:
+    """Return the logits `[n, V]` of what enters the projection, `[n, d]`; free to be changed."""
+    z: Tensor = head(h)
+    return z
+
+
+def lots(texts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    """Group texts of about the same length to lots of about `LOT` tokens, in the order given.
+
+    Only neighbours are sorted by length, so that the first lots are as good a sample as all.
+    """
+    for first in range(0, len(texts), 64):
+        near = sorted(texts[first : first + 64], key=len)
+        lot: list[Sequence[int]] = []
+        for ids in near:
+            if lot and (len(lot) + 1) * len(ids) > LOT:
+                yield lot
+                lot = []
+            lot.append(ids)
+        if lot:
+            yield lot
+
+
+def listen(
+    model: Model,
+    texts: Sequence[Sequence[int]],
+    *,
+    known: Iterable[int] = (),
+    before: Listening | None = None,
+    share: float = 0.0,
+    stop: bool = False,
+    title: str = "listening to the model as it reads",
+    progress: Progress = silent,
+) -> tuple[Listening, News]:
+    """Run the model over texts, given as ids, and note what it would say after every token.
+
+    `known` are ids that are kept anyway, `before` is what it said before, and `share` the coverage:
+    with these every lot is judged by what would be kept without it. With `stop`, the texts come in
+    a random order, and listening ends as soon as it is known well enough how often that is left.
+    """
+    listener = Listener(model)
+    windows = [list(ids[at : at + WINDOW]) for ids in texts for at in range(0, len(ids), WINDOW)]
+    held = mask_of(known, model.reachable)
+    earlier = before or nothing(model.reachable)
+    judged: list[tuple[int, int]] = []
+    with progress(title, total=sum(map(len, windows))) as advance, torch.inference_mode():
+        for lot in lots(windows):
+            kept = covered(earlier + listener.heard, held, share)
+            longest = max(map(len, lot))
+            # What is filled up stands behind a text, where no model that generates looks.
+            filled = [[*ids, *[ids[-1]] * (longest - len(ids))] for ids in lot]
+            h, _ = model.body(torch.tensor(filled), use_cache=False)  # [n, T, d]
+            rows = torch.cat([h[at, : len(ids)] for at, ids in enumerate(lot)])
+            chosen = listener.hear(rows)
+            new = torch.split(~kept[chosen], [len(ids) for ids in lot])
+            judged += [(len(ids), int(part.sum())) for ids, part in zip(lot, new, strict=True)]
+            advance(len(rows))
+            enough = listener.heard.positions >= AT_LEAST
+            if stop and enough and News.of(judged).is_known:
+                break
+    return listener.heard, News.of(judged)
+
+
+Choose = Callable[[Tensor, Sequence[int]], Tensor]
+Read = Callable[[Tensor, Sequence[int]], None]
+
+
+def continue_greedily(
+    model: Model,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    *,
+    choose: Choose | None = None,
+    read: Read | None = None,
+    title: str = "continuing prompts",
+    progress: Progress = silent,
+) -> list[list[int]]:
+    """Continue each prompt by its `max_tokens` best tokens, or up to the end-of-text token.
+
+    `choose` makes ids `[n]` of the states `h [n, d]` that enter the head, and of the numbers of
+    their prompts; the model's best, if not given. It sees only prompts that have not come to their
+    end, and ends one itself by giving -1, which is left out. `read` is given the states `[n, T, d]`
+    of the prompts themselves, each at the end of its row, and their numbers.
+    """
+    if choose is None:
+
+        def choose(h: Tensor, _which: Sequence[int]) -> Tensor:
+            return logits(model.head, h)[:, : model.reachable].argmax(-1)
+
+    def chosen(h: Tensor, which: Sequence[int]) -> list[int]:
+        found: list[int] = choose(h, which).tolist()
+        return found
+
+    if not prompts:
+        return []
+    results: list[list[int]] = [[] for _ in prompts]
+    params = SamplingParams(temperature=0.0, stop_ids=tuple(_end_ids(model)))
+    sampler = Sampler.from_params(params, vocab_size=model.reachable)
+    batch = min(len(prompts), _together(model, max(map(len, prompts)) + max_tokens))
+    engine = Engine(model, batch_size=batch, choose=chosen, read=read)
+    for prompt in prompts:  # the engine numbers them in the same order
+        engine.submit(Request(prompt, sampler, max_tokens))
+    with progress(title, total=len(prompts) * max_tokens) as advance:
+        for event in engine.run():
+            advance(1)
+            if event.result is not None:
+                results[event.id] = list(event.result.ids)
+                advance(max_tokens - len(event.result.ids))
+    return results
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """How a model goes on: greedy continuations of some prompts."""
+
+    heard: Listening  # at the positions of the prompts, and at every step
+    texts: list[list[int]]
+    states: list[Tensor]  # [T, d] of the first prompts: what entered the head at each step
+
+
+@dataclass(frozen=True)
+class Group:
+    """Prompts to continue: whether the model is listened to, and how many states are kept."""
+
+    prompts: Sequence[Sequence[int]]
+    heard: bool = True
+    states: int = 0
+
+
+def listen_to_continuations(
+    model: Model,
+    *groups: Group,
+    max_tokens: int,
+    title: str = "listening to the model as it goes on",
+    progress: Progress = silent,
+) -> list[Spoken]:
+    """Continue groups of prompts greedily, all together; return what was said in each group."""
+    listeners = [Listener(model) for _ in groups]
+    prompts = [prompt for group in groups for prompt in group.prompts]
+    owner = torch.tensor([at for at, group in enumerate(groups) for _ in group.prompts])
+    keep = [at < group.states for group in groups for at in range(len(group.prompts))]
+    states: list[list[Tensor]] = [[] for _ in prompts]
+
+    def choose(h: Tensor, which: Sequence[int]) -> Tensor:
+        owners = owner[list(which)]
+        chosen = torch.zeros(len(h), dtype=torch.long)
+        for at, (group, listener) in enumerate(zip(groups, listeners, strict=True)):
+            mine = owners == at
+            if not mine.any():
+                continue
+            if group.heard:
+                chosen[mine] = listener.hear(h[mine])
+            else:
+                chosen[mine] = logits(model.head, h[mine])[:, : model.reachable].argmax(-1)
+        for place, prompt in enumerate(which):
+            if keep[prompt]:
+                states[prompt].append(h[place].clone())
+        return chosen
+
+    def read(h: Tensor, which: Sequence[int]) -> None:
+        for at, (group, listener) in enumerate(zip(groups, listeners, strict=True)):
+            # The last position of a prompt is its first step.
+            mine = [h[row, -len(prompts[i]) : -1] for row, i in enumerate(which) if owner[i] == at]
+            if group.heard and mine and len(rows := torch.cat(mine)):
+                listener.hear(rows)
+
+    texts = continue_greedily(
+        model, prompts, max_tokens, choose=choose, read=read, title=title, progress=progress
+    )
+    results, start = [], 0
+    for listener, group in zip(listeners, groups, strict=True):
+        end = start + len(group.prompts)
+        kept = [torch.stack(states[at]) for at in range(start, end) if keep[at] and states[at]]
+        results.append(Spoken(listener.heard, texts[start:end], kept))
+        start = end
+    return results
+
+
+def _together(model: Model, length: int) -> int:
+    """Return how many texts of a length run together, by the keys and values that they take."""
+    config = model.body.config
+    d = getattr(config, "hidden_size", 1024)
+    heads = getattr(config, "num_attention_heads", None) or 1
+    kept = getattr(config, "num_key_value_heads", None) or heads
+    width = (getattr(config, "head_dim", None) or d // heads) * kept
+    layers = getattr(config, "num_hidden_layers", None) or 24
+    return max(1, min(TOGETHER, MEMORY // (8 * layers * width * length)))
+
+
+def _end_ids(model: Model) -> set[int]:
+    config = getattr(model.body.model, "generation_config", None)
+    ends = getattr(config, "eos_token_id", None)
+    if ends is None:
+        ends = getattr(model.body.config, "eos_token_id", None)
+    return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
