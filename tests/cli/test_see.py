@@ -54,6 +54,7 @@ def test_wrong_options_are_told_before_the_model_is_loaded(
 def test_why_adds_up_on_any_terminal(
     call: Call, smollm2: Path, columns: Callable[[int], None], tmp_path: Path
 ) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra plot")
     for width in (60, 100):
         columns(width)
         done = call("why", PROMPT, "--against", " London", "--top", "3")
@@ -75,6 +76,7 @@ def test_why_adds_up_on_any_terminal(
 def test_lens_shows_the_last_positions_where_room_is_short(
     call: Call, smollm2: Path, columns: Callable[[int], None], tmp_path: Path
 ) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra plot")
     columns(40)
     done = call("lens", PROMPT, "--all")
     head, _, last, *_ = done.stdout.splitlines()
@@ -108,6 +110,7 @@ def test_read_colours_lists_and_writes_a_page(call: Call, smollm2: Path, tmp_pat
 
 @pytest.mark.model
 def test_geometry_and_compare(call: Call, smollm2: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the extra plot")
     picture = tmp_path / "shape.png"
     done = call(
         "geometry", "smollm2-135m", "--near", " Paris", "--top", "3", "--plot", str(picture)

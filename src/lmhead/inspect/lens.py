@@ -182,8 +182,8 @@ def _run(model: Model, ids: list[int]) -> tuple[list[Tensor], Tensor]:
         out = net(input_ids=torch.tensor([ids], device=model.body.device), use_cache=False)
     if len(caught) != len(blocks) + 1:
         raise UnsupportedModel(
-            f"{type(net).__name__} runs its {len(blocks)} blocks {len(caught) - 1} times; the lens "
-            "needs a model that runs each of them once"
+            f"{type(net).__name__} does not run the {len(blocks)} blocks that were found once each "
+            f"({max(0, len(caught) - 1)} runs); the lens needs a model that does"
         )
     return caught, out.logits
 
@@ -232,9 +232,10 @@ def _cells(
 ) -> Iterator[LensCell]:
     """Read cells off logits `[n, V]`, beside what the model says in the end."""
     # Few passes over [n, V], which is where the time goes.
+    z = z - z.amax(-1, keepdim=True)  # so that nothing large is taken from something large
     total = z.logsumexp(-1)  # [n]
     best = torch.topk(z, min(top, z.shape[-1]), sorted=True)
-    entropy = total - _dot((z - total.unsqueeze(-1)).exp_(), z)
+    entropy = (total - _dot((z - total.unsqueeze(-1)).exp_(), z)).clamp_min(0)
     kl = (total - _dot(final.p, z) - final.entropy).clamp_min(0)
     wanted = [final.answer]
     if followed is not None:
@@ -274,6 +275,7 @@ class _Final:
 
     @classmethod
     def of(cls, z: Tensor) -> "_Final":
+        z = z - z.amax(-1, keepdim=True)
         total = z.logsumexp(-1)
         p = (z - total.unsqueeze(-1)).exp_()
         return cls(p, total - _dot(p, z), z.argmax(-1))
