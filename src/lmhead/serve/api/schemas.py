@@ -188,7 +188,8 @@ class SteeringReport(BaseModel):
     min_strength: float
     max_kl: float
     max_range: float
-    kl: list[float]
+    kl: list[float] = Field(description="Of each token, in nat.")
+    strength: list[float] = Field(description="Of each token; 1 is all of the steering.")
     notes: list[str]
 
 

@@ -48,7 +48,9 @@ class Gate:
             self._check(scope, headers)
             body = await self._body(scope, headers, receive)
         except Refused as error:
-            await reply_of(error)(scope, receive, send)
+            reply = reply_of(error)
+            reply.headers["Connection"] = "close"  # what is left of the body is not waited for
+            await reply(scope, receive, send)
             return
         except _GoneError:
             return
