@@ -145,6 +145,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8401")
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--max-length", type=int, default=2048)
     parser.add_argument("--compare", metavar="FOLDER", help="The model's folder, for `hf`.")
     parser.add_argument(
         "--tokenizer", metavar="FOLDER", help="Use this tokenizer, not the server's."
@@ -158,7 +159,7 @@ def main() -> int:
             "base_url": f"{given.url}/v1/completions",
             "num_concurrent": 1,
             "max_retries": 1,
-            "max_length": 2048,
+            "max_length": given.max_length,
             "tokenizer_backend": "huggingface" if given.tokenizer else "remote",
         }
         if given.tokenizer:

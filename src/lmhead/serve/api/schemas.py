@@ -164,6 +164,7 @@ class NextBody(Controls):  # type: ignore[misc]
     model: str | None = None
     prompt: str | list[Id]
     top: int | None = Field(None, ge=1, le=1000)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     order: str | list[str] | None = None
 
 
