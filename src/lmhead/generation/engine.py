@@ -17,70 +17,31 @@ h `[R, d]` what enters the head.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from lmhead.body import Additions, State
-from lmhead.body.growing import grow_in_place
+from lmhead.body import State
 from lmhead.body.joining import joining
-from lmhead.errors import BadInput, LMHeadError
+from lmhead.errors import BadInput
 from lmhead.generation.asking import next_ids
-from lmhead.generation.request import Event, Generation, Request
+from lmhead.generation.reading import Heed, Reading, short_and_long
+from lmhead.generation.request import Event, Request
+from lmhead.generation.sequence import (
+    Drawn,
+    Running,
+    additions_of,
+    alike,
+    check_request,
+    no_text,
+    starts_of,
+)
 from lmhead.generation.text import TextStream
 from lmhead.head import Head
 from lmhead.loading import Model
-from lmhead.sampling import Logprobs, Sampler, SequenceState
-
-_ROOM = 64  # columns that keys and values get at a time, so that they are not copied for each
+from lmhead.sampling import Logprobs
 
 Choose = Callable[[Tensor, Sequence[int]], Sequence[int]]
-Read = Callable[[Tensor, Sequence[int]], None]
-
-
-@dataclass(eq=False)
-class _Sequence:
-    """A request on its way."""
-
-    id: int
-    request: Request
-    sampler: Sampler  # one object for all that are sampled alike
-    max_tokens: int
-    state: SequenceState
-    text: TextStream
-    logprobs: list[Logprobs] = field(default_factory=list)
-
-    @property
-    def rows(self) -> int:
-        """How many rows of the body are its own."""
-        return 1 if self.request.steering is None else len(self.request.steering.rows)
-
-    @property
-    def law(self) -> int:
-        """Which sequences are steered as this one is: those of the same number."""
-        return 0 if self.request.steering is None else id(self.request.steering.law)
-
-    def result(self, reason: str) -> Generation:
-        """Return what has become of it."""
-        return Generation(
-            self.request.prompt,
-            self.text.text,
-            tuple(self.request.ids),
-            tuple(self.state.output_ids),
-            reason,
-            self.text.stopped_by,
-            tuple(self.logprobs) if self.logprobs else None,
-        )
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """What was drawn for one sequence: a token, or the reason why none could be."""
-
-    token: int = -1
-    logprobs: Logprobs | None = None
-    error: LMHeadError | None = None
 
 
 class Engine:
@@ -90,6 +51,8 @@ class Engine:
     engine to use instead of the model's own head. `choose` makes a token for each of the h
     `[B, d]` of the requests with these ids, in place of their samplers; -1 ends a request. `read`
     is given the h `[n, T, d]` of prompts that were read, each at the end of its row, and their ids.
+    `prefill`: prompts longer than that many tokens are read in pieces of that many, one per step,
+    so that those who run beside them need not wait; others are read at once.
     """
 
     def __init__(
@@ -99,26 +62,28 @@ class Engine:
         *,
         batch_size: int = 8,
         choose: Choose | None = None,
-        read: Read | None = None,
+        read: Heed | None = None,
+        prefill: int | None = None,
     ) -> None:
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise BadInput(f"batch_size is {batch_size!r}; expected a whole number of at least 1")
         self.model, self.head, self.batch_size = model, head or model.head, batch_size
-        self._choose, self._heed = choose, read
+        self._choose, self._heed, self._prefill = choose, read, prefill
         self._waiting: deque[tuple[int, Request]] = deque()
-        self._going: list[_Sequence] = []
+        self._going: list[Running] = []
+        self._reading: list[Reading] = []  # long prompts; they have a place in the batch
         self._memory: State | None = None  # of the rows of those that are going, in their order
         self._count = 0
 
     @property
     def busy(self) -> bool:
         """Whether any request is not at its end."""
-        return bool(self._going or self._waiting)
+        return bool(self._going or self._reading or self._waiting)
 
     @property
     def running(self) -> int:
         """How many requests are in the batch."""
-        return len(self._going)
+        return len(self._going) + len(self._reading)
 
     @property
     def waiting(self) -> int:
@@ -126,14 +91,24 @@ class Engine:
         return len(self._waiting)
 
     @property
+    def ids(self) -> list[int]:
+        """The ids of all requests that are not at their end."""
+        read = [s.id for reading in self._reading for s in reading.group]
+        return [s.id for s in self._going] + read + [id for id, _ in self._waiting]
+
+    @property
     def in_turn(self) -> str | None:
         """Why requests to this model run one after the other; None where they run together."""
         return joining(self.model.body).in_turn
 
+    def check(self, request: Request) -> None:
+        """Raise what `submit` would raise."""
+        check_request(request)
+        self.model.check_ids(list(request.ids))
+
     def submit(self, request: Request) -> int:
         """Take a request; return the id that its events will have. It joins at the next step."""
-        _check(request)
-        self.model.check_ids(list(request.ids))
+        self.check(request)
         self._waiting.append((self._count, request))
         self._count += 1
         return self._count - 1
@@ -143,6 +118,10 @@ class Engine:
         for waiting in self._waiting:
             if waiting[0] == id:
                 self._waiting.remove(waiting)
+                return True
+        for reading in self._reading:
+            if reading.group[0].id == id:
+                self._reading.remove(reading)
                 return True
         left = [s for s in self._going if s.id != id]
         found = len(left) < len(self._going)
@@ -154,17 +133,19 @@ class Engine:
     def step(self) -> list[Event]:
         """Let newcomers in, draw a token for every request, and tell what came of it.
 
-        Where it raises, because a model cannot run, every request in the batch is lost.
+        A prompt that is read in pieces has no event until all of it was read. Where it raises,
+        because a model cannot run, every request in the batch is lost.
         """
         if not self.busy:
             return []
+        told: list[Event] = []
         try:
-            h = self._read()
-            drawn = self._draw(h)
+            h = self._read(told)
+            drawn = self._draw(h) if self._going else []
         except BaseException:
             self._keep([])
             raise
-        told = [self._accept(s, one) for s, one in zip(self._going, drawn, strict=True)]
+        told += [self._accept(s, one) for s, one in zip(self._going, drawn, strict=True)]
         ended = {event.id for event in told if event.result or event.error}
         if ended:
             self._keep([s for s in self._going if s.id not in ended])
@@ -175,86 +156,96 @@ class Engine:
         while self.busy:
             yield from self.step()
 
-    def _read(self) -> Tensor:
-        """Run the body on the last tokens and on the newcomers; return h `[R, d]`."""
+    def _read(self, told: list[Event]) -> Tensor:
+        """Run the body on the last tokens and on the newcomers; return h `[R, d]`.
+
+        `told` learns of prompts that could not be read, where anybody else is left.
+        """
         parts = []
         if self._going:
             ids = [[s.state.output_ids[-1]] for s in self._going for _ in range(s.rows)]
             h, self._memory = self.model.body.run(
-                torch.tensor(ids), self._memory, rows=_additions(self._going)
+                torch.tensor(ids), self._memory, rows=additions_of(self._going)
             )
             parts.append(h[:, -1])
-        for group in self._newcomers():
-            h, memory = self._prefill(group)
-            parts.append(h)
-            if self._memory is None:
-                self._memory = memory
-            else:
-                self._memory.join(memory)
-            self._going += group
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        short, long = self._newcomers()
+        self._reading += long
+        failed: list[tuple[Running, Exception]] = []
+        for reading in short + self._reading[:1]:
+            parts += self._read_prompts(reading, failed)
+        if failed and (self._choose is not None or not (self._going or self._reading)):
+            raise failed[0][1]
+        told += [Event(s.id, error=error) for s, error in failed]
+        return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else torch.empty(0)
 
-    def _newcomers(self) -> list[list[_Sequence]]:
-        """Take those from the queue that there is room for, in groups that are read together."""
-        free = min(self.batch_size - len(self._going), len(self._waiting))
-        if len(self._going) + free > 1 and self.in_turn is not None:
-            free = 0 if self._going else 1
-        taken: list[_Sequence] = []
+    def _newcomers(self) -> tuple[list[Reading], list[Reading]]:
+        """Take those from the queue that there is room for: read at once, or in pieces."""
+        free = min(self.batch_size - self.running, len(self._waiting))
+        if self.running + free > 1 and self.in_turn is not None:
+            free = 0 if self.running else 1
+        taken: list[Running] = []
         for _ in range(free):
             taken.append(self._started(*self._waiting.popleft(), taken))
-        if len(taken) < 2 or joining(self.model.body).pads:
-            return [taken] if taken else []
-        by_length: dict[int, list[_Sequence]] = {}
-        for sequence in taken:
-            by_length.setdefault(len(sequence.request.ids), []).append(sequence)
-        return list(by_length.values())
+        if not taken:
+            return [], []
+        several = len(taken) > 1 or self._prefill is not None
+        return short_and_long(taken, not several or joining(self.model.body).pads, self._prefill)
 
-    def _prefill(self, group: Sequence[_Sequence]) -> tuple[Tensor, State]:
-        """Read the prompts of a group, a prompt that occurs twice once; return h `[R, d]`."""
-        firsts: dict[tuple[tuple[int, ...], int], _Sequence] = {}
-        for s in group:
-            firsts.setdefault((tuple(s.request.ids), s.law), s)
-        read = list(firsts.values())
-        ids, memory = State.of_prompts([s.request.ids for s in read for _ in range(s.rows)])
-        h, memory = self.model.body.run(ids, memory, rows=_additions(read))
-        if self._heed is not None:
-            self._heed(h[[at + s.rows - 1 for at, s in zip(_starts(read), read, strict=True)]],
-                       [s.id for s in read])  # fmt: skip
-        h = h[:, -1]
-        grow_in_place(memory.past, min(_ROOM, max(s.max_tokens for s in group)))
-        if len(read) < len(group):
-            starts = dict(zip(firsts, _starts(read), strict=True))
-            rows = [starts[tuple(s.request.ids), s.law] + i for s in group for i in range(s.rows)]
-            memory.select(rows)
-            h = h[rows]
-        return h, memory
+    def _read_prompts(
+        self, reading: Reading, failed: list[tuple[Running, Exception]]
+    ) -> list[Tensor]:
+        """Read some prompts, or a piece of one; those at their end join, with h `[R, d]`."""
+        long = any(reading is one for one in self._reading)
+        reading.heed = self._heed
+        try:
+            reading.advance(self.model.body, self._prefill if long else None)
+            if not reading.done:
+                return []
+            h, memory = reading.joined(self.head)
+        except Exception as error:
+            if long:
+                self._reading.remove(reading)
+            if len(reading.group) == 1:
+                failed.append((reading.group[0], error))
+                return []
+            alone = [self._read_prompts(Reading([s]), failed) for s in reading.group]
+            return [h for parts in alone for h in parts]
+        if long:
+            self._reading.remove(reading)
+        if self._memory is None:
+            self._memory = memory
+        else:
+            self._memory.join(memory)
+        self._going += reading.group
+        return [h]
 
-    def _draw(self, h: Tensor) -> list[_Drawn]:
+    def _draw(self, h: Tensor) -> list[Drawn]:
         """Draw a token for each sequence from h `[R, d]`; those sampled alike in one go."""
         going = self._going
         logits: dict[int, Tensor] = {}  # [V] by place, of those that the head does not answer
+        drawn: dict[int, Drawn] = {}
         last = list(range(len(going)))  # the row of h that the head answers
         if any(s.request.steering is not None for s in going):
-            logits, last = self._steered(h)
+            logits, last = self._steered(h, drawn)
         if self._choose is not None:
             tokens = self._choose(h[last], [s.id for s in going])
             for s, token in zip(going, tokens, strict=True):
                 if token >= 0:
                     s.state.accept(token)
-            return [_Drawn(token) for token in tokens]
+            return [Drawn(token) for token in tokens]
         groups: dict[tuple[int, bool], list[int]] = {}
         for place, s in enumerate(going):
-            groups.setdefault((id(s.sampler), place in logits), []).append(place)
+            if place not in drawn:
+                groups.setdefault((id(s.sampler), place in logits), []).append(place)
         if self.head.reads_all and sum(not answered for _, answered in groups) > 1:
             # several samplers, each of which would ask for all logits: W is read once for them
-            places = [place for place in range(len(going)) if place not in logits]
+            places = [place for (_, answered), at in groups.items() if not answered for place in at]
             z = self.head(h[[last[place] for place in places]])
             logits |= dict(zip(places, z, strict=True))
             groups = {
                 (key, True): groups.get((key, True), []) + groups.get((key, False), [])
                 for key, _ in groups
             }
-        drawn: dict[int, _Drawn] = {}
         for (_, answered), places in groups.items():
             if answered:
                 z = torch.stack([logits[place] for place in places])  # [B, V]
@@ -265,25 +256,32 @@ class Engine:
                 drawn |= self._ask(places, h if whole else h[rows], answered=False)
         return [drawn[place] for place in range(len(going))]
 
-    def _steered(self, h: Tensor) -> tuple[dict[int, Tensor], list[int]]:
-        """Return the logits `[V]` of the sequences whose steering gives them, and last rows."""
-        starts = _starts(self._going)
-        alike: dict[int, list[int]] = {}
+    def _steered(self, h: Tensor, drawn: dict[int, Drawn]) -> tuple[dict[int, Tensor], list[int]]:
+        """Return the logits `[V]` of the sequences whose steering gives them, and last rows.
+
+        `drawn` learns of those whose steering fails.
+        """
+        starts = starts_of(self._going)
+        by_law: dict[int, list[int]] = {}
         for place, s in enumerate(self._going):
             if s.request.steering is not None:
-                alike.setdefault(s.law, []).append(place)
+                by_law.setdefault(s.law, []).append(place)
         logits: dict[int, Tensor] = {}
-        for places in alike.values():
+        for places in by_law.values():
             each = [self._going[place].request.steering for place in places]
             steerings = [steering for steering in each if steering is not None]
             n = len(steerings[0].rows)
             rows = torch.tensor([[starts[place] + i for i in range(n)] for place in places])
-            z = steerings[0].answer(self.head, h[rows], steerings)
+            try:
+                z = steerings[0].answer(self.head, h[rows], steerings)
+            except Exception as error:
+                drawn |= {place: Drawn(error=error) for place in places}
+                continue
             if z is not None:
                 logits |= dict(zip(places, z, strict=True))
         return logits, [start + s.rows - 1 for start, s in zip(starts, self._going, strict=True)]
 
-    def _ask(self, places: list[int], x: Tensor, answered: bool) -> dict[int, _Drawn]:
+    def _ask(self, places: list[int], x: Tensor, answered: bool) -> dict[int, Drawn]:
         """Draw for sequences that are sampled alike, from h `[B, d]` or from logits `[B, V]`."""
         sampler = self._going[places[0]].sampler
         states = [self._going[place].state for place in places]
@@ -295,19 +293,19 @@ class Engine:
                 ids, logprobs = step.ids.tolist(), step.logprobs
             else:
                 ids, logprobs = next_ids(self.head, x, sampler, states)
-        except LMHeadError as error:
+        except Exception as error:  # a grammar's own, for one; whatever it is, it is theirs
             if len(places) == 1:
-                return {places[0]: _Drawn(error=error)}
+                return {places[0]: Drawn(error=error)}
             if [len(state.output_ids) for state in states] != before:
                 raise
-            alone: dict[int, _Drawn] = {}  # one of them cannot go on; the others can
+            alone: dict[int, Drawn] = {}  # one of them cannot go on; the others can
             for i, place in enumerate(places):
                 alone |= self._ask([place], x[i : i + 1], answered)
             return alone
         told = logprobs if logprobs is not None else [None] * len(ids)
-        return {p: _Drawn(i, row) for p, i, row in zip(places, ids, told, strict=True)}
+        return {p: Drawn(i, row) for p, i, row in zip(places, ids, told, strict=True)}
 
-    def _accept(self, s: _Sequence, drawn: _Drawn) -> Event:
+    def _accept(self, s: Running, drawn: Drawn) -> Event:
         """Let a sequence grow by the token that was drawn for it."""
         if drawn.error is not None:
             return Event(s.id, error=drawn.error)
@@ -322,67 +320,29 @@ class Engine:
             text += s.text.finish()
             stops = stops or s.text.stopped_by is not None
             result = s.result("stop" if stops else "length")
-        return Event(s.id, text, token, drawn.logprobs, result)
+        first = len(s.state.output_ids) <= 1
+        read = s.prompt_logprobs if first else None
+        return Event(s.id, text, token, drawn.logprobs, result, prompt_logprobs=read)
 
-    def _keep(self, left: list[_Sequence]) -> None:
+    def _keep(self, left: list[Running]) -> None:
         """Forget all sequences but these, and what the body remembers of them."""
         if not left:
             self._memory = None
         elif self._memory is not None:
-            starts = dict(zip((s.id for s in self._going), _starts(self._going), strict=True))
+            starts = dict(zip((s.id for s in self._going), starts_of(self._going), strict=True))
             with torch.inference_mode():
                 self._memory.select([starts[s.id] + i for s in left for i in range(s.rows)])
         self._going = left
 
-    def _started(self, id: int, request: Request, beside: Sequence[_Sequence]) -> _Sequence:
+    def _started(self, id: int, request: Request, beside: Sequence[Running]) -> Running:
         """Begin a sequence; one that is sampled like another shares its sampler."""
         ids = list(request.ids)
-        others = (s.sampler for s in (*self._going, *beside) if _alike(s.sampler, request.sampler))
-        return _Sequence(
+        others = (s.sampler for s in (*self._going, *beside) if alike(s.sampler, request.sampler))
+        return Running(
             id=id,
             request=request,
             sampler=next(others, request.sampler),
             max_tokens=self.model.room(ids, request.max_tokens),
             state=request.sampler.start(ids, seed=request.seed, index=request.index),
-            text=TextStream(self.model.decode if self._choose is None else _no_text, request.stop),
+            text=TextStream(self.model.decode if self._choose is None else no_text, request.stop),
         )
-
-
-def _no_text(_ids: list[int]) -> str:
-    return ""  # who chooses by h wants ids
-
-
-def _alike(a: Sampler, b: Sampler) -> bool:
-    """Tell whether two samplers do the same but for the seed, which each sequence has its own."""
-    return a is b or (
-        (a.order, a.vocab_size) == (b.order, b.vocab_size)
-        and replace(a.params, seed=None) == replace(b.params, seed=None)
-    )
-
-
-def _starts(sequences: Sequence[_Sequence]) -> list[int]:
-    """Return the first row of the body for each sequence."""
-    starts, row = [], 0
-    for s in sequences:
-        starts.append(row)
-        row += s.rows
-    return starts
-
-
-def _additions(sequences: Sequence[_Sequence]) -> list[Additions] | None:
-    """Return what is added to each row of the body; None where nothing is to any."""
-    if all(s.request.steering is None for s in sequences):
-        return None
-    rows: list[Additions] = []
-    for s in sequences:
-        rows += [None] if s.request.steering is None else list(s.request.steering.rows)
-    return rows if any(rows) else None
-
-
-def _check(request: Request) -> None:
-    if isinstance(request.max_tokens, bool) or not isinstance(request.max_tokens, int):
-        raise BadInput(f"max_tokens is {request.max_tokens!r}; expected a whole number")
-    if request.max_tokens < 1:
-        raise BadInput(f"max_tokens is {request.max_tokens}; expected a whole number of at least 1")
-    if "" in request.stop:
-        raise BadInput("stop holds an empty text; expected texts of at least one character")

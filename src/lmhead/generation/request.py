@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from lmhead.errors import LMHeadError
 from lmhead.head import Head
 from lmhead.sampling import Logprobs, Sampler
 
@@ -58,6 +57,10 @@ class Steering(Protocol):
         """
         ...
 
+    def alone(self) -> "Steering":
+        """Return the same for another request; what that one notes is its own."""
+        ...
+
 
 @dataclass(frozen=True)
 class Request:
@@ -67,6 +70,8 @@ class Request:
     - `seed` replaces that of the sampler; `index` tells apart several sequences of one seed.
     - `stop`: texts that end the continuation; they are not part of it.
     - `prompt`: what the result says that was continued.
+    - `prompt_logprobs`: tell the log-probability of every id of the prompt, with so many best
+      alternatives each; None for no report.
     """
 
     ids: Sequence[int]
@@ -77,6 +82,7 @@ class Request:
     index: int = 0
     steering: Steering | None = None
     prompt: str = ""
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,8 @@ class Event:
     """What one step did to one request: a token, the text that is certain now, the result.
 
     The text of a token may come later, with another one. With the last event of a request comes
-    its result; or, where its own settings made it impossible to go on, the error.
+    its result; or, where its own settings made it impossible to go on, the error. With the first
+    come the log-probabilities of the prompt, if they were asked for: None for its first id.
     """
 
     id: int
@@ -92,4 +99,5 @@ class Event:
     token: int | None = None
     logprobs: Logprobs | None = None
     result: Generation | None = None
-    error: LMHeadError | None = None
+    error: Exception | None = None
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
