@@ -13,6 +13,7 @@ COMMANDS = {
     "inspect": "inspect.inspect",
     "next": "next.next_",
     "generate": "generate.generate",
+    "explore": "explore.explore",
     "score": "score.score",
     "screen": "screen.screen",
     "trim": "trim.trim",
