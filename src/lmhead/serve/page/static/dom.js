@@ -44,6 +44,7 @@ export function percent(share) {
 }
 
 export const count = (n) => n.toLocaleString("en");
+export const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 export const signed = (x, digits = 3) => (x < 0 ? "−" : "+") + Math.abs(x).toFixed(digits);
 
 export function bytes(n) {

@@ -57,6 +57,7 @@ export function funnelPanel(store) {
         oninput: (value) => store.set({ [field]: value }),
       });
       one.range.setAttribute("aria-label", `${known.title}, ${label}`);
+      if (controls.children.length) one.element.classList.add("detail");
       sliders.set(field, one);
       controls.append(one.element);
     }

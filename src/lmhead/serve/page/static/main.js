@@ -1,7 +1,7 @@
 // The page: its parts, put together.
 
 import { exportPage, exportedState, json, offline, ping, watch } from "./api.js";
-import { count, h, problem, quietly } from "./dom.js";
+import { count, h, plural, problem, quietly } from "./dom.js";
 import { funnelPanel } from "./funnel.js";
 import { lensPanel } from "./lens.js";
 import { nextPanel } from "./next.js";
@@ -129,7 +129,7 @@ async function start() {
     if (what === "text") {
       const { read, error } = store;
       find("told").replaceChildren(...(error ? [problem(error)] : [
-        `${count(read.ids.length)} tokens${read.more.length ? `, ${count(read.more.length)} of them appended` : ""}`,
+        `${plural(read.ids.length, "token")}${read.more.length ? `, ${count(read.more.length)} of them appended` : ""}`,
       ]));
       document.body.classList.toggle("failed", Boolean(error));
       if (read && !error) view.strip(read.tokens, read.start);

@@ -2,9 +2,9 @@
 
 import { lines } from "./api.js";
 import { Bars, tokenRow } from "./bars.js";
-import { count, h, percent, problem } from "./dom.js";
+import { count, h, percent, plural, problem } from "./dom.js";
 import { highest } from "./select.js";
-import { candidates, probabilities, weights } from "./sampling.js";
+import { probabilities, weights } from "./sampling.js";
 
 const SHOWN = 14;
 
@@ -57,10 +57,10 @@ export function nextPanel(store, view) {
         running.signal,
       );
       ended.textContent = result.finish_reason === "length"
-        ? `${count(more.length)} tokens: the length that was asked for`
-        : `ended after ${count(more.length)} tokens`;
+        ? `${plural(more.length, "token")}: the length that was asked for`
+        : `ended after ${plural(more.length, "token")}`;
     } catch (error) {
-      if (error.name === "AbortError") ended.textContent = `stopped after ${count(more.length)} tokens`;
+      if (error.name === "AbortError") ended.textContent = `stopped after ${plural(more.length, "token")}`;
       else ended.replaceChildren(problem(error));
     }
     running = null;
@@ -100,16 +100,19 @@ export function nextPanel(store, view) {
     seed.value = store.state.seed ?? "";
     undo.disabled = clear.disabled = !store.state.more.length;
     if (!store.logits) return;
-    const c = candidates(store.logits);
+    const steps = store.steps();
+    const { c } = steps[0];
     const p = probabilities(c);
     const best = highest(c.z, SHOWN);
-    const steps = store.steps();
     const last = steps[steps.length - 1];
     const acts = steps.length > 1;
     const after = new Map();
     if (acts && last.left) {
       const left = probabilities(last.c);
-      last.c.ids.forEach((id, i) => after.set(id, left[i]));
+      const wanted = new Set(best.map((i) => c.ids[i]));
+      for (let i = 0; i < left.length; i++) {
+        if (wanted.has(last.c.ids[i])) after.set(last.c.ids[i], left[i]);
+      }
     }
     const most = Math.max(p[best[0]], ...best.map((i) => after.get(c.ids[i]) ?? 0));
     bars.draw(
@@ -123,11 +126,11 @@ export function nextPanel(store, view) {
     const shown = best.reduce((sum, i) => sum + p[i], 0);
     rest.textContent = `The other ${count(c.z.length - best.length)} tokens hold ${percent(Math.max(0, 1 - shown))}.`;
     filtered.textContent = acts
-      ? `The thin bars are what the funnel leaves: ${count(last.left)} tokens.`
+      ? `The thin bars are what the funnel leaves: ${plural(last.left, "token")}.`
       : "";
     const { entropy, best: top, total } = weights(c);
     facts.replaceChildren(
-      ...fact("Entropy", `${entropy.toFixed(3)} nats`, `as uncertain as ${count(Math.round(Math.exp(entropy)))} equal choices`),
+      ...fact("Entropy", `${entropy.toFixed(3)} nats`, `as uncertain as ${plural(Math.round(Math.exp(entropy)), "equal choice")}`),
       ...fact("Best logit", top.toFixed(3), `log of the sum ${(top + Math.log(total)).toFixed(3)}`),
       ...fact("Tail", percent(Math.max(0, 1 - shown)), `beyond the ${best.length} best`),
     );

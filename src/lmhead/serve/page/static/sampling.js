@@ -42,14 +42,17 @@ export function weights(c) {
     total += w[i];
     energy += f(w[i] * off);
   }
-  c.weights = { w, exact, best, total, sum, entropy: Math.log(total) - energy / total };
+  const entropy = Math.log(total) - energy / total;
+  c.weights = { w, exact, best, total, sum, energy, entropy };
   return c.weights;
 }
 
 /** Return the probabilities of the candidates, `[N]` float64. */
 export function probabilities(c) {
   const { exact, sum } = weights(c);
-  return exact.map((e) => e / sum);
+  const p = new Float64Array(exact.length);
+  for (let i = 0; i < p.length; i++) p[i] = exact[i] / sum;
+  return p;
 }
 
 function max(z) {
@@ -63,12 +66,11 @@ function logsumexp(c) {
   return best + Math.log(total);
 }
 
-/** Keep the candidates for which stays(z, place) holds. */
-function keep(c, stays) {
+// The loops below run over a whole vocabulary for every move of a slider: no call per element.
+
+/** Keep the candidates whose mask is 1, `left` of them. */
+function masked(c, mask, left) {
   const { z, ids } = c;
-  const mask = new Uint8Array(z.length);
-  let left = 0;
-  for (let i = 0; i < z.length; i++) if (stays(z[i], i)) { mask[i] = 1; left++; }
   if (left === z.length) return c;
   const kept = { z: new Float32Array(left), ids: new Int32Array(left) };
   for (let i = 0, n = 0; i < z.length; i++) {
@@ -80,16 +82,64 @@ function keep(c, stays) {
   return kept;
 }
 
-const atLeast = (c, level) => keep(c, (z) => z >= level);
+/** Keep the candidates whose score, their logit by default, reaches a level. */
+function atLeast(c, level, score = c.z) {
+  const mask = new Uint8Array(score.length);
+  let left = 0;
+  for (let i = 0; i < score.length; i++) {
+    if (score[i] >= level) {
+      mask[i] = 1;
+      left++;
+    }
+  }
+  return masked(c, mask, left);
+}
 
-/** Change the logits of a few tokens: change is a function of (logit, id). */
+/** Keep the candidates for which stays(place) holds. */
+function keep(c, stays) {
+  const mask = new Uint8Array(c.z.length);
+  let left = 0;
+  for (let i = 0; i < mask.length; i++) left += mask[i] = stays(i) ? 1 : 0;
+  return masked(c, mask, left);
+}
+
+/** Divide all logits. */
+function divided(c, by) {
+  const z = new Float32Array(c.z.length);
+  for (let i = 0; i < z.length; i++) z[i] = c.z[i] / by;
+  return { z, ids: c.ids };
+}
+
+/**
+ * Change the logits of a few tokens: change is a function of (logit, id). Where the best logit
+ * stays, only the weights of these tokens are computed anew.
+ */
 function edit(c, ids, change) {
   const z = c.z.slice();
+  const changed = [];
   for (const id of ids) {
     const at = place(c.ids, id);
-    if (at >= 0) z[at] = change(z[at], id);
+    if (at < 0) continue;
+    z[at] = change(z[at], id);
+    changed.push(at);
   }
-  return { z, ids: c.ids };
+  const made = { z, ids: c.ids };
+  const was = weights(c);
+  if (changed.some((at) => c.z[at] === was.best || z[at] > was.best)) return made;
+  const now = { ...was, w: was.w.slice(), exact: was.exact.slice() };
+  for (const at of changed) {
+    now.sum -= now.exact[at];
+    now.total -= now.w[at];
+    now.energy -= f(now.w[at] * f(c.z[at] - was.best));
+    const off = f(z[at] - was.best);
+    now.w[at] = now.exact[at] = Math.exp(off);
+    now.sum += now.exact[at];
+    now.total += now.w[at];
+    now.energy += f(now.w[at] * off);
+  }
+  now.entropy = Math.log(now.total) - now.energy / now.total;
+  made.weights = now;
+  return made;
 }
 
 function place(ids, id) {
@@ -106,16 +156,23 @@ function place(ids, id) {
 
 function prefixes(c, score, w, target, floor, keepTies) {
   const { level, ties } = lastKept(score, w, target, floor);
-  if (keepTies) return keep(c, (_, i) => score[i] >= level);
-  const stay = new Set(ties);
-  return keep(c, (_, i) => score[i] > level || (score[i] === level && stay.has(i)));
+  if (keepTies) return atLeast(c, level, score);
+  const mask = new Uint8Array(score.length);
+  let left = ties.length;
+  for (let i = 0; i < score.length; i++) {
+    if (score[i] > level) {
+      mask[i] = 1;
+      left++;
+    }
+  }
+  for (const i of ties) mask[i] = 1;
+  return masked(c, mask, left);
 }
 
 function temperature(c, p) {
   if (p.dynatemp_range === 0) {
     if (p.temperature < GREEDY_BELOW) return only(c);
-    const T = f(p.temperature);
-    return { z: c.z.map((z) => z / T), ids: c.ids };
+    return divided(c, f(p.temperature));
   }
   const low = Math.max(0, p.temperature - p.dynatemp_range);
   const high = p.temperature + p.dynatemp_range;
@@ -123,13 +180,13 @@ function temperature(c, p) {
   const raw = largest > 0 ? weights(c).entropy / largest : 0;
   const share = Math.min(Math.max(raw, 0), 1);
   const T = low + (high - low) * share ** p.dynatemp_exponent;
-  return T < GREEDY_BELOW ? only(c) : { z: c.z.map((z) => z / T), ids: c.ids };
+  return T < GREEDY_BELOW ? only(c) : divided(c, T);
 }
 
 function only(c) {
   const best = max(c.z);
   const first = c.z.indexOf(best);
-  return keep(c, (_, i) => i === first);
+  return { z: c.z.slice(first, first + 1), ids: c.ids.slice(first, first + 1) };
 }
 
 function topP(c, p) {
@@ -144,7 +201,8 @@ function typicalP(c, p) {
   const { w, total, entropy } = weights(c);
   const lse = f(logsumexp(c));
   const H = f(entropy);
-  const score = c.z.map((z) => -Math.abs(f(f(z - lse) + H)));
+  const score = new Float32Array(c.z.length);
+  for (let i = 0; i < score.length; i++) score[i] = -Math.abs(f(f(c.z[i] - lse) + H));
   const rare = -Math.log((1 - p.typical_p) / c.z.length);
   const floor = f(-Math.max(entropy, rare - entropy) - 0.01);
   return prefixes(c, score, w, total * p.typical_p, floor, p.keep_ties);
@@ -177,7 +235,7 @@ function xtc(c, p, seq) {
   for (let i = 0; i < c.z.length; i++) {
     if (c.z[i] >= level && (last < 0 || c.z[i] <= c.z[last])) last = i;
   }
-  return keep(c, (z, i) => !(z >= level) || i === last);
+  return keep(c, (i) => !(c.z[i] >= level) || i === last);
 }
 
 function mirostat(c, p, seq) {
@@ -185,12 +243,23 @@ function mirostat(c, p, seq) {
   return atLeast(c, Math.min(weights(c).best, f(logsumexp(c) - mu * Math.LN2)));
 }
 
-const without = (c, ids) => (ids.size ? keep(c, (_, i) => !ids.has(c.ids[i])) : c);
+function without(c, ids) {
+  const mask = new Uint8Array(c.z.length).fill(1);
+  let left = c.z.length;
+  for (const id of ids) {
+    const at = place(c.ids, id);
+    if (at >= 0 && mask[at]) {
+      mask[at] = 0;
+      left--;
+    }
+  }
+  return masked(c, mask, left);
+}
 
 export const FILTERS = {
   allowed_ids: (c, p) => {
     const allowed = new Set(p.allowed_ids);
-    return keep(c, (_, i) => allowed.has(c.ids[i]));
+    return keep(c, (i) => allowed.has(c.ids[i]));
   },
   banned_ids: (c, p) => without(c, new Set(p.banned_ids)),
   min_tokens: (c, p, seq) =>

@@ -21,8 +21,8 @@ export function lastKept(score, w, target, floor = -Infinity) {
   while (columns.length > SORT_AT_MOST) {
     let low = Infinity;
     let high = -Infinity;
-    for (const i of columns) {
-      const s = score[i];
+    for (let j = 0; j < columns.length; j++) {
+      const s = score[columns[j]];
       if (s < low) low = s;
       if (s > high) high = s;
     }

@@ -90,6 +90,7 @@ export function sizePanel(store) {
       const kind = outer.item;
       for (const inner of squarify(kind.parts, outer.x, outer.y, outer.w, outer.h)) {
         const { part } = inner.item;
+        if (inner.w < 4 || inner.h < 4) continue; // the legend tells of it
         const alone = kind.parts.length === 1;
         const name = alone ? kind.name : String(part.block);
         const box = h("div", {

@@ -96,14 +96,18 @@ export function steerPanel(store) {
         h("p", { class: "muted small" }, "KL from the plain answer, and the most that the certificate allows"),
         meter, facts)),
     h("div", { class: "columns even" },
-      h("section", { class: "card" }, h("h2", {}, "Most raised"), raised.element),
-      h("section", { class: "card" }, h("h2", {}, "Most lowered"), lowered.element)),
+      h("section", { class: "card" }, h("h2", {}, "Most raised"), idle(), raised.element),
+      h("section", { class: "card" }, h("h2", {}, "Most lowered"), idle(), lowered.element)),
     h("section", { class: "card" },
       h("div", { class: "row between wrap" }, h("h2", {}, "The text, plain and steered"), h("div", { class: "row" }, go, stop)),
       told,
       h("div", { class: "columns even" },
         h("div", {}, h("h3", {}, "Plain"), plain), h("div", {}, h("h3", {}, "Steered"), steered))),
   );
+
+  function idle() {
+    return h("p", { class: "muted small when-idle" }, "Choose a word to raise, then move alpha.");
+  }
 
   const ask = quietly(async () => {
     const chosen = vector();
