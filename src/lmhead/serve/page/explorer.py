@@ -120,12 +120,13 @@ class Explorer:
             if key in self._states:
                 self._states.move_to_end(key)
                 return self._states[key]
-        h, _ = self.model.body(torch.tensor([list(ids)]), use_cache=False)
+        states, _ = self.model.body(torch.tensor([list(ids)]), use_cache=False)
+        h: Tensor = states[0]
         with self._remembering:
-            self._states[key] = h[0]
+            self._states[key] = h
             while len(self._states) > _REMEMBERED:
                 self._states.popitem(last=False)
-        return h[0]
+        return h
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int]) -> Tensor:

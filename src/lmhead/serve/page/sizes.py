@@ -71,7 +71,7 @@ def _per_row(net: Any, V: int) -> tuple[int, int]:
 
 
 def _name_of(net: Any, module: Any) -> str:
-    return next(name for name, found in net.named_modules() if found is module)
+    return str(next(name for name, found in net.named_modules() if found is module))
 
 
 def _kind(name: str) -> str:
