@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from settings import cases, pythons
 
 from lmhead.errors import LMHeadError
 from lmhead.sampling import SamplingParams
 from lmhead.sampling.breakers import breakers_of
+from page_settings import cases, pythons
 
 pytestmark = pytest.mark.model
 COUNT = int(os.environ.get("LMHEAD_SETTINGS", "200"))
