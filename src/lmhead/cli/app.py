@@ -24,6 +24,7 @@ COMMANDS = {
     "steer eval": "steer_eval.eval_",
     "steer frontier": "steer_frontier.frontier",
     "detect": "detect.detect",
+    "serve": "serve.serve",
     "models": "models.models",
     "pull": "models.pull",
     "cache": "cache.app",

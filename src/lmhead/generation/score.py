@@ -281,6 +281,11 @@ def _logprobs(head: Head, h: Tensor, targets: Tensor, V: int) -> Tensor:
     return torch.cat(told)
 
 
+def split(model: Model, prompt: str | None, text: str) -> tuple[list[int], list[int]]:
+    """Give the ids before a text (BOS, prompt) and its own, encoded together."""
+    return _encoded(model, prompt, text, chat=False)
+
+
 def _encoded(
     model: Model, prompt: str | None, text: str, chat: bool
 ) -> tuple[list[int], list[int]]:

@@ -1,0 +1,139 @@
+"""`lmhead serve`: an OpenAI-style server of one model."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lmhead.cli.options import Device, Dtype, Json, Model
+from lmhead.errors import BadInput, MissingExtra, how_to_install
+from lmhead.models.registry import DEFAULT_MODEL
+
+
+def serve(
+    model: Model = DEFAULT_MODEL,
+    host: Annotated[
+        str, typer.Option(help="Where to listen; any but this machine's own needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8401,
+    engine: Annotated[
+        str, typer.Option(help="dense, screened, max (for GPT-2), or auto: the fastest here.")
+    ] = "auto",
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key-env", metavar="NAME", help="The environment variable that holds the key."
+        ),
+    ] = None,
+    vectors: Annotated[
+        Path | None,
+        typer.Option(
+            "--vectors",
+            metavar="DIR",
+            help="A folder of steering vectors, named by their files; uploads go there.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="What clients call the model; MODEL by default.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences that run together.")] = 8,
+    queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait beside them.")] = 64,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Tokens of one choice at most.")
+    ] = 4096,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to answer a request.")] = 600.0,
+    drain: Annotated[
+        float, typer.Option(min=0, help="Seconds to finish what runs at shutdown.")
+    ] = 30.0,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option("--cors", metavar="ORIGIN", help="Let pages of this origin ask; repeatable."),
+    ] = None,
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Write prompts into the log as well.")
+    ] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Serve a model: completions, chat, scores and steering over HTTP, as OpenAI's clients ask.
+
+    It listens on this machine alone unless told otherwise. Ctrl-C or SIGTERM ends it: what runs is
+    finished first. docs/serve.md shows clients.
+    """
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise MissingExtra(
+            f"lmhead serve needs {error.name}; install it with: {how_to_install('serve')}"
+        ) from error
+    from lmhead.generation.engines import check_engine
+    from lmhead.serve.api.settings import LOCAL, Settings, check_exposed, check_key, is_loopback
+    from lmhead.serve.api.vectors import check_folder
+
+    key = _key(api_key_env)
+    if key is not None:
+        check_key(key, str(api_key_env))
+    check_exposed(host, key)
+    check_engine(engine)
+    if engine == "max" and (vectors or device or dtype):
+        raise BadInput("--engine max takes no --vectors, --device or --dtype; leave them out")
+    if vectors is not None:
+        check_folder(vectors)
+    settings = Settings(
+        key=key,
+        origins=tuple(cors or ()),
+        hosts=(*LOCAL, host) if is_loopback(host) else None,
+        vectors=vectors,
+        max_tokens=max_tokens,
+        time=timeout,
+        drain=drain,
+        log_prompts=log_prompts,
+    )
+    from lmhead.cli import render
+    from lmhead.generation.engines import engine as engine_of
+    from lmhead.loading import load
+    from lmhead.serve.api.app import create_app
+    from lmhead.serve.api.run import listen, log_to_stderr
+
+    socket = listen(host, port)  # a port that is taken is said before the model is loaded
+    body = "max" if engine == "max" else None
+    loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
+    head = engine_of(loaded, engine, progress=render.progress)
+    app = create_app(
+        loaded, name=name, head=head, settings=settings, batch_size=batch_size, queue=queue
+    )
+    log_to_stderr()
+    at = socket.getsockname()
+    shown = f"[{at[0]}]" if ":" in at[0] else at[0]
+    url = f"http://{shown}:{at[1]}"
+    if json:
+        render.print_json({"url": url, "model": name or loaded.name, "pid": os.getpid()})
+    else:
+        render.note(f"serving {name or loaded.name} at {url}/v1; its pages: {url}/docs")
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(drain) + 1,
+        limit_concurrency=settings.max_connections * 2,
+        ws="none",
+    )
+    uvicorn.Server(config).run(sockets=[socket])
+
+
+def _key(name: str | None) -> str | None:
+    if name is None:
+        return None
+    key = os.environ.get(name)
+    if not key:
+        raise BadInput(
+            f"--api-key-env is {name}, but that environment variable is empty or not set"
+        )
+    return key

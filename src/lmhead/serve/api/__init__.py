@@ -1,0 +1,1 @@
+"""The OpenAI-style server: one file for each thing that it answers."""
