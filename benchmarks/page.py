@@ -1,6 +1,6 @@
 """How soon the page follows a slider, and how soon it answers at all.
 
-Measured in a real Chromium: from the slider's event to the frame after the one it was drawn in.
+Measured in a real Chromium: from the slider's event to the end of the frame that shows it.
 The logits are Gaussian (sd 3), so that no filter has an easy time; every stage is switched on, and
 the first one moves, so that nothing is left over from the run before. Ratios to the limits: below
 1 is kept.
@@ -10,6 +10,7 @@ the first one moves, so that nothing is left over from the run before. Ratios to
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -32,15 +33,20 @@ PROMPT = "benchmark"
 SLIDE = """
 async ([id, from, by, times]) => {
   const input = document.getElementById(id);
-  const frame = () => new Promise((done) => requestAnimationFrame(done));
+  // a message that is posted while a frame is made arrives when it has been painted
+  const frame = () => new Promise((done) => requestAnimationFrame(() => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = done;
+    port2.postMessage(0);
+  }));
   const found = [];
   for (let i = 0; i < times; i++) {
-    await frame(); await frame();
+    await frame();
     input.value = from + i * by;
     const began = performance.now();
     input.dispatchEvent(new Event("input", { bubbles: true }));
     const work = performance.now() - began;
-    await frame(); await frame();
+    await frame();
     found.push([work, performance.now() - began]);
   }
   return found;
@@ -129,10 +135,20 @@ def sliders() -> bool:
                 middle = work[len(work) // 2]
                 print(
                     f"V {V:>7,}  {name:<27} computed in {middle:6.1f} ms, drawn after "
-                    f"{median:6.1f} ms (9 in 10: {most:6.1f}): {median / limit:4.2f} of {limit:g}"
+                    f"{median:6.1f} ms (best {drawn[0]:.1f}, 9 in 10 {most:.1f}): "
+                    f"{median / limit:4.2f} of {limit:g} ms"
                 )
         browser.close()
     return kept
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return what a process has used of the cores: on a busy machine, what its wait is made of."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # not Linux
+        return float("nan")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def start() -> bool:
@@ -158,18 +174,18 @@ def start() -> bool:
 
         prompt = " ".join(["The capital of France is Paris, and the capital of Italy is Rome."] * 2)
         ask("api/model")
-        answered = time.monotonic() - began
+        answered, used = time.monotonic() - began, cpu_seconds(process.pid)
         ids = json.loads(ask("api/read", {"prompt": prompt}))["ids"][:30]
         assert len(ids) == 30
         before = time.monotonic()
         lens = ask("api/lens", {"ids": ids, "token": None})
-        looked = time.monotonic() - before
+        looked, more = time.monotonic() - before, cpu_seconds(process.pid)
         assert b'"result"' in lens
     finally:
         process.terminate()
         process.wait(30)
-    print(f"answers {answered:.2f} s after its start ({answered / 8:.2f} of 8 s)")
-    print(f"the first lens of 30 tokens takes {looked:.2f} s more ({looked:.2f} of 1 s)")
+    print(f"answers {answered:.2f} s after its start ({answered / 8:.2f} of 8 s; CPU {used:.1f} s)")
+    print(f"the first lens of 30 tokens takes {looked:.2f} s (of 1 s; CPU {more - used:.1f} s)")
     return answered <= 8 and looked <= 1
 
 

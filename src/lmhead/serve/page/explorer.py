@@ -119,7 +119,8 @@ class Explorer:
         with self._remembering:
             if key in self._states:
                 self._states.move_to_end(key)
-                return self._states[key]
+                known: Tensor = self._states[key]
+                return known
         states, _ = self.model.body(torch.tensor([list(ids)]), use_cache=False)
         h: Tensor = states[0]
         with self._remembering:

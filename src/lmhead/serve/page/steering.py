@@ -47,6 +47,7 @@ class Vectors:
         self._named: dict[str, tuple[str, list[SteeringVector]]] = {}
         self._lock = threading.Lock()
         self._mean: Tensor | None = None
+        self._reaches: dict[bytes, float] = {}  # by direction
         for path in files:
             self.add(path.name, path.read_bytes())
 
@@ -88,8 +89,13 @@ class Vectors:
         """Return the largest alpha that the slider offers."""
         if any(v.layer != HEAD for v in vectors):
             return 4 * abs(vectors[0].alpha)
-        r = certify(self.model, vectors[0], alpha=1.0).range
-        return _REACH / r if r > 0 else 1.0
+        key = vectors[0].direction.numpy().tobytes()
+        if key not in self._reaches:
+            r = certify(self.model, vectors[0], alpha=1.0).range
+            while len(self._reaches) >= _KEPT:
+                self._reaches.pop(next(iter(self._reaches)))
+            self._reaches[key] = _REACH / r if r > 0 else 1.0
+        return self._reaches[key]
 
     def find(self, chosen: dict[str, Any]) -> list[SteeringVector]:
         """Return the vectors that are meant: `{"file": id}`, or `{"raise": id, "lower": id}`."""

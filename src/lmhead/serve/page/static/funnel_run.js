@@ -44,19 +44,29 @@ export class Funnel {
 function step(name, before, c) {
   if (!c.z.length) return { name, left: 0, cut: 1, moved: 1, entropy: 0, c };
   const after = weights(c);
-  let cut = 0;
-  let moved = 0;
-  if (before && before !== c) {
-    const was = weights(before);
-    for (let i = 0, j = 0; i < before.ids.length; i++) {
-      const p = was.exact[i] / was.sum;
-      if (c.ids[j] === before.ids[i]) {
-        moved += Math.abs(after.exact[j++] / after.sum - p);
-      } else {
-        cut += p;
-        moved += p;
-      }
-    }
+  const [cut, moved] = before && before !== c ? change(before, c) : [0, 0];
+  return { name, left: c.z.length, cut, moved, entropy: after.entropy, c };
+}
+
+function change(before, c) {
+  const was = weights(before);
+  const now = weights(c);
+  if (c.removed) { // what is left keeps its odds: it moves by what was cut
+    const cut = Math.max(0, 1 - (now.sum * Math.exp(now.best - was.best)) / was.sum);
+    return [cut, cut];
   }
-  return { name, left: c.z.length, cut, moved: moved / 2, entropy: after.entropy, c };
+  if (c.edited) { // the others keep their odds
+    let moved = 0;
+    let others = was.sum;
+    for (const i of c.edited) {
+      others -= was.exact[i];
+      moved += Math.abs(now.exact[i] / now.sum - was.exact[i] / was.sum);
+    }
+    return [0, (moved + others * Math.abs(1 / now.sum - 1 / was.sum)) / 2];
+  }
+  let moved = 0;
+  const a = 1 / was.sum;
+  const b = 1 / now.sum;
+  for (let i = 0; i < was.exact.length; i++) moved += Math.abs(now.exact[i] * b - was.exact[i] * a);
+  return [0, moved / 2];
 }

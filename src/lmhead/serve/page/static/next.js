@@ -21,8 +21,8 @@ export function nextPanel(store, view) {
   const seed = h("input", { type: "number", id: "seed", min: 0, class: "number wide", placeholder: "any" });
   const go = h("button", { type: "button", class: "main", id: "generate" }, "Generate");
   const stop = h("button", { type: "button", id: "stop", disabled: true }, "Stop");
-  const undo = h("button", { type: "button", class: "quiet" }, "Undo token");
-  const clear = h("button", { type: "button", class: "quiet" }, "Clear continuation");
+  const undo = h("button", { type: "button", class: "quiet" }, "Undo");
+  const clear = h("button", { type: "button", class: "quiet" }, "Clear");
   const ended = h("p", { class: "muted", role: "status" });
   let running = null;
 

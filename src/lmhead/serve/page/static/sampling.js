@@ -68,16 +68,32 @@ function logsumexp(c) {
 
 // The loops below run over a whole vocabulary for every move of a slider: no call per element.
 
-/** Keep the candidates whose mask is 1, `left` of them. */
+/** Keep the candidates whose mask is 1, `left` of them; `removed` says that nothing else changed. */
 function masked(c, mask, left) {
   const { z, ids } = c;
   if (left === z.length) return c;
-  const kept = { z: new Float32Array(left), ids: new Int32Array(left) };
+  const was = weights(c);
+  const kept = { z: new Float32Array(left), ids: new Int32Array(left), removed: true };
+  const w = new Float32Array(left);
+  const exact = new Float64Array(left);
+  let best = false;
+  let total = 0;
+  let sum = 0;
+  let energy = 0;
   for (let i = 0, n = 0; i < z.length; i++) {
-    if (mask[i]) {
-      kept.z[n] = z[i];
-      kept.ids[n++] = ids[i];
-    }
+    if (!mask[i]) continue;
+    kept.z[n] = z[i];
+    kept.ids[n] = ids[i];
+    w[n] = was.w[i];
+    exact[n++] = was.exact[i];
+    if (z[i] === was.best) best = true;
+    total += was.w[i];
+    sum += was.exact[i];
+    energy += f(was.w[i] * f(z[i] - was.best));
+  }
+  if (best) { // else the weights are relative to another best logit
+    const entropy = Math.log(total) - energy / total;
+    kept.weights = { w, exact, best: was.best, total, sum, energy, entropy };
   }
   return kept;
 }
@@ -139,6 +155,7 @@ function edit(c, ids, change) {
   }
   now.entropy = Math.log(now.total) - now.energy / now.total;
   made.weights = now;
+  made.edited = changed;
   return made;
 }
 
@@ -184,9 +201,8 @@ function temperature(c, p) {
 }
 
 function only(c) {
-  const best = max(c.z);
-  const first = c.z.indexOf(best);
-  return { z: c.z.slice(first, first + 1), ids: c.ids.slice(first, first + 1) };
+  const first = c.z.indexOf(weights(c).best);
+  return { z: c.z.slice(first, first + 1), ids: c.ids.slice(first, first + 1), removed: true };
 }
 
 function topP(c, p) {
@@ -218,7 +234,7 @@ function topNSigma(c, p) {
     squares += f(off * off);
   }
   const sigma = Math.sqrt(squares / c.z.length);
-  return atLeast(c, f(max(c.z) - f(p.top_n_sigma * sigma)));
+  return atLeast(c, f(weights(c).best - f(p.top_n_sigma * sigma)));
 }
 
 function eta(c, p) {
@@ -289,7 +305,7 @@ export const FILTERS = {
       ? c
       : prefixes(c, c.z, null, p.top_k, -Infinity, p.keep_ties),
   top_p: topP,
-  min_p: (c, p) => (p.min_p > 0 ? atLeast(c, f(max(c.z) + f(Math.log(p.min_p)))) : c),
+  min_p: (c, p) => (p.min_p > 0 ? atLeast(c, f(weights(c).best + f(Math.log(p.min_p)))) : c),
   typical_p: typicalP,
   epsilon: (c, p) =>
     p.epsilon_cutoff > 0

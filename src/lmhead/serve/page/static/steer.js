@@ -66,7 +66,7 @@ export function steerPanel(store) {
   }
   function words(a, b) {
     const was = store.state.alpha;
-    store.set({ steer: a === null ? "" : `words:${a}:${b ?? ""}`, alpha: a === null ? 0 : was || 1 });
+    store.set({ steer: a === null ? "" : `words:${a}:${b ?? ""}`, alpha: a === null ? 0 : was || 0.5 });
   }
   function vector() {
     const { steer } = store.state;
@@ -115,6 +115,7 @@ export function steerPanel(store) {
     if (!chosen || !store.logits) { show(null); return; }
     const mine = (asking = new AbortController());
     const { alpha: strength, cap: kl_cap } = store.state;
+    const late = setTimeout(() => notes.replaceChildren(h("p", { class: "muted small", role: "status" }, "computing")), 300);
     try {
       const result = await json("/api/steer", { ids: store.read.ids, vector: chosen, alpha: strength, kl_cap }, mine.signal);
       if (mine !== asking) return;
@@ -122,6 +123,8 @@ export function steerPanel(store) {
       show(result);
     } catch (error) {
       if (error.name !== "AbortError") { notes.replaceChildren(problem(error)); show(null); }
+    } finally {
+      clearTimeout(late);
     }
   }, 40);
 
