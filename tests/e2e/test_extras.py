@@ -15,12 +15,19 @@ pytestmark = [pytest.mark.bare, pytest.mark.model]
 
 LMHEAD = [sys.executable, "-m", "lmhead"]
 ROOT = Path(__file__).parents[2]
-MODULES = {"guided": "llguidance", "max": "max", "plot": "matplotlib", "ray": "ray"}
+MODULES = {
+    "guided": "llguidance",
+    "max": "max",
+    "plot": "matplotlib",
+    "ray": "ray",
+    "serve": "fastapi",
+}
 MISSING = {
     "guided-regex": ("generate", "x", "--regex", "a+"),
     "guided-schema": ("generate", "x", "--json-schema", "{}"),
     "max": ("generate", "x", "--engine", "max"),
     "plot": ("steer", "check", "v.safetensors", "--plot", "v.png"),
+    "serve-explore": ("explore", "--no-browser"),
     "ray": ("count", "text.txt", "-o", "text.counts", "--ray", "local"),
     "ray-trim": ("trim", "smollm2-135m", "--corpus", "text.txt", "--out", "o", "--ray", "local"),
 }

@@ -18,6 +18,7 @@ COMMANDS = {
     "geometry": "geometry.geometry",
     "compare": "compare.compare",
     "generate": "generate.generate",
+    "explore": "explore.explore",
     "score": "score.score",
     "screen": "screen.screen",
     "trim": "trim.trim",

@@ -1,0 +1,99 @@
+"""`lmhead explore`: the page in the browser."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lmhead.cli.options import Device, Dtype, Json, Model
+from lmhead.errors import BadInput
+from lmhead.models.registry import DEFAULT_MODEL
+
+
+def explore(
+    model: Model = DEFAULT_MODEL,
+    prompt: Annotated[
+        str, typer.Option("--prompt", metavar="TEXT", help="The prompt to begin with.")
+    ] = "The capital of France is",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="0 takes any that is free.")
+    ] = 8400,
+    browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")
+    ] = True,
+    steer: Annotated[
+        list[Path] | None,
+        typer.Option("--steer", metavar="VECTOR", help="A vector to choose from; repeatable."),
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", metavar="FILE.html", help="Write the page as one file, and end."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    json: Json = False,
+) -> None:
+    """Explore a model in the browser: next token, funnel, lens, reasons, steering, size.
+
+    The page is served on this machine alone, and loads nothing from elsewhere. Ctrl-C ends it.
+    """
+    began = time.monotonic()
+    from lmhead.serve.page.run import check_extra, listening
+
+    check_extra()
+    if not prompt:
+        raise BadInput("the prompt is empty; expected some text", names=["prompt"])
+    for path in steer or ():
+        if not path.is_file():
+            raise BadInput(f"there is no vector at {path}; name its file", names=["steer"])
+    if export is not None:
+        if export.suffix.lower() not in (".html", ".htm"):
+            raise BadInput(f"the file is {export.name}; expected a name in .html")
+        if export.exists() and not force:
+            raise BadInput(f"{export} exists already; give another name, or --force")
+        _export(model, prompt, export, device, dtype, json)
+        return
+    taken = listening(port)
+    url = f"http://localhost:{taken.getsockname()[1]}/"
+    from lmhead.cli import render
+    from lmhead.loading import load
+    from lmhead.serve.page.run import serve
+
+    loaded = load(model, device=device, dtype=dtype, progress=render.progress)
+    address = url if prompt == "The capital of France is" else f"{url}#{_quoted(prompt)}"
+
+    def ready() -> None:
+        seconds = time.monotonic() - began
+        if json:
+            render.print_json({"url": address, "model": loaded.name, "seconds": seconds})
+        else:
+            render.say(f"{loaded.name} is at {address} (Ctrl-C ends it)")
+        if browser:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    serve(loaded, taken, steer or (), ready)
+
+
+def _quoted(prompt: str) -> str:
+    from urllib.parse import urlencode
+
+    return urlencode({"prompt": prompt})
+
+
+def _export(
+    model: str, prompt: str, path: Path, device: str | None, dtype: str | None, json: bool
+) -> None:
+    from lmhead.cli import render
+    from lmhead.loading import load
+    from lmhead.serve.page.run import export
+
+    loaded = load(model, device=device, dtype=dtype, progress=render.progress)
+    export(loaded, path, prompt, state=_quoted(prompt), progress=render.progress)
+    if json:
+        render.print_json({"file": str(path), "model": loaded.name, "bytes": path.stat().st_size})
+    else:
+        render.say(f"wrote {path} ({render.size(path.stat().st_size)})")

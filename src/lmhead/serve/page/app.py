@@ -1,0 +1,224 @@
+"""The page's server: on this machine only, for pages that it served itself.
+
+Whoever runs a page elsewhere can make a browser send requests to this machine. So the Host must
+name this machine (a foreign name that was made to point here does not), and an Origin must be our
+own. Every reply carries the id of this run of the server: a page that sees another one knows that
+the server was restarted.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lmhead.errors import BadInput, LMHeadError
+from lmhead.generation.engine import Engine
+from lmhead.loading import Model
+from lmhead.serve.page.asked import Asked, Coverage, Export, Generate, Lens, Read, Steer, Why
+from lmhead.serve.page.explorer import Explorer
+from lmhead.serve.page.export import STATIC, exported
+from lmhead.serve.page.generating import generated, request_of
+from lmhead.serve.page.jobs import log, ndjson, streamed, unexpected
+from lmhead.serve.page.sizes import coverage, size
+from lmhead.serve.page.steering import LARGEST, Vectors
+from lmhead.serve.worker import Worker
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "object-src 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+def make_app(model: Model, vectors: Sequence[Path] = ()) -> FastAPI:
+    """Return the application that answers for one model."""
+    explorer, known = Explorer(model), Vectors(model, vectors)
+    worker: list[Worker] = []
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        worker.append(Worker(Engine(model)))
+        yield
+        await worker.pop().close(within=1)
+
+    app = FastAPI(
+        title="lmhead explore", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None
+    )
+    app.add_middleware(Door, server=secrets.token_hex(8))
+    _explain(app)
+
+    @app.get("/", response_class=HTMLResponse)
+    def page() -> HTMLResponse:
+        return HTMLResponse((STATIC / "index.html").read_text(encoding="utf-8"))
+
+    @app.get("/api/alive")
+    async def alive() -> dict[str, bool]:
+        return {"alive": True}
+
+    @app.get("/api/model")
+    def about() -> dict[str, Any]:
+        return explorer.about
+
+    @app.get("/api/tokens")
+    def tokens(request: Request) -> Response:
+        tag = f'"{explorer.tokens_tag}"'
+        if request.headers.get("if-none-match", "").removeprefix("W/") == tag:
+            return Response(status_code=304, headers={"ETag": tag})
+        return JSONResponse(explorer.tokens, headers={"ETag": tag, "Cache-Control": "no-cache"})
+
+    @app.post("/api/read")
+    def read(asked: Read) -> dict[str, Any]:
+        with explorer.gate:
+            return explorer.read(asked.prompt, asked.more, asked.chat, asked.cut)
+
+    @app.post("/api/logits")
+    def logits(asked: Asked) -> Response:
+        with explorer.gate:
+            z = explorer.logits(explorer.model.encode(asked.ids))
+        return Response(z.numpy().tobytes(), media_type="application/octet-stream")
+
+    @app.post("/api/generate")
+    async def generate(asked: Generate, request: Request) -> Response:
+        steering = await run_in_threadpool(_steering, known, asked.steer)
+        wanted = await run_in_threadpool(request_of, model, asked, steering)
+        return ndjson(generated(worker[0].submit(wanted), request, model))
+
+    @app.post("/api/lens")
+    async def lens(asked: Lens, request: Request) -> Response:
+        return streamed(
+            request, lambda progress: explorer.lens(asked.ids, asked.token, progress), explorer.gate
+        )
+
+    @app.post("/api/why")
+    async def why(asked: Why, request: Request) -> Response:
+        def work(progress: Any) -> dict[str, Any]:
+            return explorer.why(asked.ids, asked.token, asked.against, asked.heads, progress)
+
+        return streamed(request, work, explorer.gate)
+
+    @app.get("/api/vectors")
+    def vectors_() -> list[dict[str, Any]]:
+        return known.listed()
+
+    @app.post("/api/vector")
+    async def vector(request: Request, name: str) -> dict[str, Any]:
+        content = b""
+        async for part in request.stream():
+            content += part
+            if len(content) > LARGEST:
+                raise BadInput(f"the file is larger than {LARGEST >> 20} MB; expected a vector")
+        return await run_in_threadpool(known.add, name, content)
+
+    @app.post("/api/steer")
+    def steer(asked: Steer) -> dict[str, Any]:
+        with explorer.gate:
+            ids = model.encode(asked.ids)
+            h = explorer.state(ids)[-1]
+            return known.steered(h, ids, asked.vector, asked.alpha, asked.kl_cap)
+
+    @app.get("/api/size")
+    def size_() -> dict[str, Any]:
+        return size(model)
+
+    @app.post("/api/coverage")
+    async def coverage_(asked: Coverage, request: Request) -> Response:
+        return streamed(
+            request, lambda progress: coverage(model, asked.text, progress), explorer.gate
+        )
+
+    @app.post("/api/export")
+    def export(asked: Export) -> HTMLResponse:
+        return HTMLResponse(exported(asked.state, asked.replies))
+
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    return app
+
+
+def _steering(known: Vectors, asked: Any) -> Any:
+    if asked is None:
+        return None
+    return known.steering(asked.vector, asked.alpha, asked.kl_cap)
+
+
+class Door:
+    """Turns away who does not belong here, and puts the headers on every reply.
+
+    It passes streams on as they come, and lets the application see that a browser has gone.
+    """
+
+    def __init__(self, app: ASGIApp, server: str) -> None:
+        self.app = app
+        self.headers = [
+            (name.lower().encode(), value.encode())
+            for name, value in {**HEADERS, "X-Lmhead-Server": server}.items()
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *self.headers]
+                if not any(name == b"cache-control" for name, _ in message["headers"]):
+                    message["headers"].append((b"cache-control", b"no-cache"))
+            await send(message)
+
+        if why := refused(Request(scope)):
+            await _error(403, why)(scope, receive, marked)
+        else:
+            await self.app(scope, receive, marked)
+
+
+def refused(request: Request) -> str | None:
+    """Say why a request is none of our own page's; None where it is."""
+    host = request.headers.get("host", "")
+    origin = request.headers.get("origin")
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    if name not in LOOPBACK:
+        return f"the host is {host!r}; open the page as http://localhost"
+    if origin is not None and origin != f"http://{host}":
+        return f"the origin is {origin!r}; this server answers its own page"
+    if site not in ("same-origin", "none") and request.url.path != "/":
+        return "the request comes from another site; this server answers its own page"
+    return None
+
+
+def _explain(app: FastAPI) -> None:
+    """Say what went wrong as one line."""
+
+    @app.exception_handler(LMHeadError)
+    async def wrong(request: Request, error: LMHeadError) -> Response:
+        return _error(400, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:])
+        return _error(422, f"{where or 'the request'}: {first['msg']}")
+
+    @app.exception_handler(Exception)
+    async def broken(request: Request, error: Exception) -> Response:
+        log.error("%s failed", request.url.path, exc_info=error)
+        return _error(500, unexpected())
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": message}, status_code=status)
