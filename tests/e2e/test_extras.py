@@ -15,10 +15,17 @@ pytestmark = [pytest.mark.bare, pytest.mark.model]
 
 LMHEAD = [sys.executable, "-m", "lmhead"]
 ROOT = Path(__file__).parents[2]
-MODULES = {"guided": "llguidance", "max": "max", "plot": "matplotlib", "ray": "ray"}
+MODULES = {
+    "guided": "llguidance",
+    "llamacpp": "llama_cpp",
+    "max": "max",
+    "plot": "matplotlib",
+    "ray": "ray",
+}
 MISSING = {
     "guided-regex": ("generate", "x", "--regex", "a+"),
     "guided-schema": ("generate", "x", "--json-schema", "{}"),
+    "llamacpp": ("generate", "x", "--body", "llama.cpp"),
     "max": ("generate", "x", "--engine", "max"),
     "plot": ("steer", "check", "v.safetensors", "--plot", "v.png"),
     "ray": ("count", "text.txt", "-o", "text.counts", "--ray", "local"),

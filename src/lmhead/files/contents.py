@@ -13,6 +13,8 @@ from lmhead.files.whole import staging_for, sweep
 KINDS = {
     "models": "built-in model",
     "gguf": "converted GGUF file",
+    "heads": "head of a GGUF file",
+    "bodies": "blocks of a GGUF file",
     "screens": "int8 copy of a head",
 }
 
@@ -21,7 +23,7 @@ KINDS = {
 class Entry:
     """One thing that was made: it is used, checked and removed as a whole."""
 
-    kind: str  # "models", "gguf" or "screens"
+    kind: str  # a key of KINDS
     name: str
     folder: Path
     nbytes: int  # of all its files

@@ -22,8 +22,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from lmhead.body import Additions, State
-from lmhead.body.growing import grow_in_place
+from lmhead.body import Additions, Memory
 from lmhead.body.joining import joining
 from lmhead.errors import BadInput, LMHeadError
 from lmhead.generation.asking import next_ids
@@ -104,7 +103,7 @@ class Engine:
         self._choose = choose
         self._waiting: deque[tuple[int, Request]] = deque()
         self._going: list[_Sequence] = []
-        self._memory: State | None = None  # of the rows of those that are going, in their order
+        self._memory: Memory | None = None  # of the rows of those that are going, in their order
         self._count = 0
 
     @property
@@ -206,16 +205,17 @@ class Engine:
             by_length.setdefault(len(sequence.request.ids), []).append(sequence)
         return list(by_length.values())
 
-    def _prefill(self, group: Sequence[_Sequence]) -> tuple[Tensor, State]:
+    def _prefill(self, group: Sequence[_Sequence]) -> tuple[Tensor, Memory]:
         """Read the prompts of a group, a prompt that occurs twice once; return h `[R, d]`."""
         firsts: dict[tuple[tuple[int, ...], int], _Sequence] = {}
         for s in group:
             firsts.setdefault((tuple(s.request.ids), s.law), s)
         read = list(firsts.values())
-        ids, memory = State.of_prompts([s.request.ids for s in read for _ in range(s.rows)])
-        h, memory = self.model.body.run(ids, memory, rows=_additions(read))
-        h = h[:, -1]
-        grow_in_place(memory.past, min(_ROOM, max(s.max_tokens for s in group)))
+        h, memory = self.model.body.prefill(
+            [s.request.ids for s in read for _ in range(s.rows)],
+            rows=_additions(read),
+            room=min(_ROOM, max(s.max_tokens for s in group)),
+        )
         if len(read) < len(group):
             starts = dict(zip(firsts, _starts(read), strict=True))
             rows = [starts[tuple(s.request.ids), s.law] + i for s in group for i in range(s.rows)]
