@@ -6,6 +6,7 @@ VENV ?= .venv
 BARE ?= .venv-bare
 DIST ?= .venv-dist
 KILLS ?= 64
+WHEELS ?= .wheels
 COUNT ?= 20000
 JSON_COUNT ?= 5000
 PYTEST ?= --numprocesses 2 --dist loadfile
@@ -14,13 +15,14 @@ PIP := -m pip install --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-bare lint format bench fuzz faults lock locked dist docs clean
+.PHONY: help demo test test-all test-bare test-llamacpp lint format bench fuzz faults lock locked dist docs clean
 
 help:
 	@echo "make demo      set up, then the head's report, a next-token table and a continuation"
 	@echo "make test      set up, then lint, types, the whole test suite, and test-bare"
 	@echo "make test-all  the same, with the tests that need gemma3-270m (its terms apply)"
 	@echo "make test-bare lmhead alone, without any extra: what is missing is said in one line"
+	@echo "make test-llamacpp  build llama-cpp-python once, then the tests of the llama.cpp body"
 	@echo "make bench     every benchmark, one after the other"
 	@echo "make fuzz      feed every reader COUNT=20000 mutated files each (JSON_COUNT=5000)"
 	@echo "make faults    break every command that writes, KILLS=64 times each, and print what is left"
@@ -79,6 +81,20 @@ test-all: lint
 test-bare: $(BARE)/.installed
 	LMHEAD_BARE=1 $(BARE)/bin/python -m pytest $(PYTEST) -m bare
 
+# Built from its source, for this machine's processor, and kept by version and processor.
+LLAMACPP := $(shell sed -n 's/^llama_cpp_python==//p' constraints.txt)
+LLAMACPP_WHEELS := $(WHEELS)/llama_cpp_python-$(LLAMACPP)-$(shell (grep -m1 'model name' /proc/cpuinfo || uname -m) 2>/dev/null | cksum | cut -d' ' -f1)
+
+$(LLAMACPP_WHEELS)/.built: | $(BIN)/pip
+	@echo "[set-up] building llama-cpp-python $(LLAMACPP) from its source; it takes some minutes, once"
+	@CMAKE_ARGS="-DLLAVA_BUILD=OFF $(CMAKE_ARGS)" $(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --no-binary llama-cpp-python --wheel-dir $(LLAMACPP_WHEELS) llama-cpp-python==$(LLAMACPP)
+	@touch $@
+
+test-llamacpp: $(VENV)/.installed-dev $(LLAMACPP_WHEELS)/.built
+	@$(BIN)/python $(PIP) --find-links $(LLAMACPP_WHEELS) --editable '.[llamacpp]'
+	@$(BIN)/lmhead pull smollm2-135m
+	LMHEAD_LLAMACPP=1 $(BIN)/python -m pytest $(PYTEST) tests/body/test_protocol.py tests/body/test_llama_cpp.py tests/steer/bound/test_llama_cpp.py
+
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python tests/fuzz/harness.py --count $(COUNT) --json-count $(JSON_COUNT)
 
@@ -114,4 +130,4 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) $(BARE) $(DIST) dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(BARE) $(DIST) $(WHEELS) dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lmhead.body import Body, TorchBody
+from lmhead.body.placing import device_of, dtype_of, first_line, placed_on
 from lmhead.body.states import batches
 from lmhead.errors import BadCheckpoint, BadInput, LMHeadError, LMHeadWarning, UnsupportedModel
 from lmhead.files.checkpoint import open_checkpoint
@@ -21,16 +22,17 @@ from lmhead.files.jsons import is_unicode, read_json
 from lmhead.head import LMHead
 from lmhead.head.find.pretrained import causal_config
 from lmhead.models.conversation import Conversation, wrapped
-from lmhead.models.reading import first_line, read_tokenizer, refusing
-from lmhead.models.registry import DEFAULT_MODEL
-from lmhead.models.resolve import resolve
+from lmhead.models.fetch import gguf_of, head_folder
+from lmhead.models.reading import read_tokenizer, refusing
+from lmhead.models.registry import BUILT_IN, DEFAULT_MODEL
+from lmhead.models.resolve import as_path, local_source, resolve
 from lmhead.models.words import Words
 from lmhead.progress import Progress, silent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BODIES = ("auto", "torch", "llama.cpp", "max")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Model(Words):
     @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """The ids that end a text: those of the generation config, and the tokenizer's own."""
-        config = getattr(self.body.model, "generation_config", None) or self.body.config
+        config = self.body.generation_config or self.body.config
         given = getattr(config, "eos_token_id", None)
         ids = given if isinstance(given, list) else [given]
         return tuple(dict.fromkeys(i for i in (*ids, self.tokenizer.eos_token_id) if i is not None))
@@ -112,7 +114,7 @@ class Model(Words):
 
     @property
     def _embedding_rows(self) -> int:
-        return int(self.body.model.get_input_embeddings().weight.shape[0])
+        return self.body.vocab_size
 
     def check_ids(self, ids: list[int]) -> list[int]:
         """Return `ids` if the model can read them, else say why not."""
@@ -182,11 +184,16 @@ def load(
     - `tokenizer` replaces that of the folder; it may be a folder itself.
     - `device` (`cpu`, `cuda`, ...) and `dtype` (`float32`, `bfloat16`, `float16`) say where and in
       what the model runs; without them on the CPU, in the dtype that it is stored in.
-    - `body="max"` runs a GPT-2 as a Modular MAX graph (extra `max`); everything else is torch.
+    - `body` says what runs the blocks: `torch` (transformers; the default), `llama.cpp` (extra
+      `llamacpp`: a `.gguf` file or a built-in model as it is quantised, fast on a CPU), `max`
+      (extra `max`: a GPT-2 as a Modular MAX graph), or `auto`: llama.cpp for a `.gguf` file where
+      it is installed, else torch.
     """
-    if body not in (None, "torch", "max"):
-        raise BadInput(f"body is {body!r}; expected 'torch' or 'max'", names=["body"])
+    check_body(body)
     placed = {"device": device, "dtype": dtype}
+    if body == "auto":
+        there = isinstance(model, Model | nn.Module)  # which body it has is settled
+        body = None if there else chosen_body(model, device=device, dtype=dtype)
     if isinstance(model, Model):
         return _loaded_before(model, tokenizer, body, placed)
     if isinstance(model, nn.Module):
@@ -197,22 +204,65 @@ def load(
             "a model of transformers together with its tokenizer",
             names=["model", "tokenizer"],
         )
-    where, what = _device(device), _dtype(dtype)
-    if body == "max" and (where, what) != (None, None):
+    where, what = device_of(device), dtype_of(dtype)
+    if body in ("max", "llama.cpp") and (where, what) != (None, None):
+        runs_in = "in float32" if body == "max" else "the file as it is stored"
         raise BadInput(
-            "device or dtype is given with body='max', which runs in float32 on the CPU; leave "
+            f"device or dtype is given with body={body!r}, which runs {runs_in} on the CPU; leave "
             "them out, or leave out the body",
             names=["device", "dtype", "body"],
         )
+    if body == "llama.cpp":
+        return _by_llama_cpp(model, tokenizer, progress)
     folder = resolve(model, progress)
     # pickles, truncated files and headless models are refused before transformers loads them
     config = causal_config(open_checkpoint(folder))
     runs = _max_body(folder, progress) if body == "max" else None
     with progress(f"loading {model}", total=None):
-        runs = runs or TorchBody(_placed(_model(folder, config, what), where))
+        runs = runs or TorchBody(placed_on(_model(folder, config, what), where))
         head = LMHead.from_model(runs.model)
         found = read_tokenizer(folder, config) if tokenizer is None else _given(tokenizer)
     return Model(str(model), folder, runs, head, found)
+
+
+def check_body(name: str | None) -> None:
+    """Refuse a name that is no body's."""
+    if name not in (None, *BODIES):
+        raise BadInput(f"body is {name!r}; expected one of {', '.join(BODIES)}", names=["body"])
+
+
+def chosen_body(model: object, *, device: object = None, dtype: object = None) -> str:
+    """Return the body that `auto` takes: llama.cpp for a `.gguf` file, where it is installed."""
+    from lmhead.body.llama.library import is_installed
+
+    if not isinstance(model, str | Path) or (device, dtype) != (None, None):
+        return "torch"
+    file = local_source(as_path(model))
+    return "llama.cpp" if file is not None and file.is_file() and is_installed() else "torch"
+
+
+def _by_llama_cpp(model: str | Path, tokenizer: Any, progress: Progress) -> Model:
+    """Load a GGUF file: its blocks by llama.cpp, its head and its tokenizer by us."""
+    from lmhead.body.llama.library import library
+    from lmhead.body.llama_cpp import LlamaBody
+
+    library()  # whether it is there at all is said before anything is read
+    file = local_source(as_path(model))
+    if file is None and str(model) in BUILT_IN:
+        file = gguf_of(str(model), progress)
+    if file is None or file.is_dir():
+        raise BadInput(
+            f"body is 'llama.cpp', which runs .gguf files, but the model is {str(model)!r}; "
+            "expected a .gguf file or a built-in name, or body='torch'",
+            names=["body", "model"],
+        )
+    folder = head_folder(file, progress)
+    config = causal_config(folder)
+    with progress(f"loading {model}", total=None):
+        head = LMHead.from_pretrained(folder)
+        body = LlamaBody.from_folder(file, folder, config, head, progress)
+        found = _tokenizer(folder, config) if tokenizer is None else _given(tokenizer)
+    return Model(str(model), folder, body, head, found)
 
 
 def _loaded_before(
@@ -220,7 +270,7 @@ def _loaded_before(
 ) -> Model:
     """Return a model that is loaded already, with another tokenizer where one is given."""
     _refuse(placed, f"{model.name} is loaded already")
-    if body is not None and (body == "max") == isinstance(model.body, TorchBody):
+    if body is not None and body != _kind(model.body):
         raise BadInput(
             f"body is {body!r}, but {model.name} is loaded already, with another body; load it by "
             "its name or folder",
@@ -229,15 +279,22 @@ def _loaded_before(
     return model if tokenizer is None else replace(model, tokenizer=_given(tokenizer))
 
 
+def _kind(body: Body) -> str:
+    """Return the name of what runs a body."""
+    if isinstance(body, TorchBody):
+        return "torch"
+    return {"LlamaBody": "llama.cpp", "MaxBody": "max"}.get(type(body).__name__, "torch")
+
+
 def _in_memory(
     model: nn.Module, tokenizer: Any, body: str | None, placed: Mapping[str, object]
 ) -> Model:
     """Take a model as it is: nothing of it is moved, converted or put into another mode."""
     kind = type(model).__name__
     _refuse(placed, f"the {kind} is in memory already, and would change for all who use it")
-    if body == "max":
+    if body not in (None, "torch"):
         raise BadInput(
-            "body is 'max', but the model is in memory already; load it by its name or folder",
+            f"body is {body!r}, but the model is in memory already; load it by its name or folder",
             names=["body"],
         )
     if tokenizer is None:
@@ -265,44 +322,6 @@ def _refuse(placed: Mapping[str, object], why: str) -> None:
             "or load it by its name or folder",
             names=names,
         )
-
-
-def _device(device: "str | torch.device | None") -> torch.device | None:
-    """Return a device that this machine has."""
-    if device is None:
-        return None
-    try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        raise BadInput(
-            f"device is {str(device)!r}, which torch cannot use here ({first_line(error)}); "
-            "expected cpu, cuda, mps or another that this machine has",
-            names=["device"],
-        ) from error
-    if found.type == "meta":
-        raise BadInput("device is 'meta', which holds no numbers; expected cpu", names=["device"])
-    return found
-
-
-def _dtype(dtype: "str | torch.dtype | None") -> torch.dtype | None:
-    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if dtype is not None and found not in DTYPES.values():
-        raise BadInput(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}", names=["dtype"])
-    return found
-
-
-def _placed(model: "PreTrainedModel", device: torch.device | None) -> "PreTrainedModel":
-    if device is None:
-        return model
-    try:
-        return model.to(device)
-    except (RuntimeError, NotImplementedError) as error:
-        raise BadInput(
-            f"the model does not fit on {device} ({first_line(error)}); leave out device, or "
-            "choose a smaller dtype",
-            names=["device", "dtype"],
-        ) from error
 
 
 def _given(tokenizer: "PreTrainedTokenizerBase | str | Path") -> "PreTrainedTokenizerBase":

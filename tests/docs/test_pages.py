@@ -150,6 +150,8 @@ def test_every_block_is_code_that_can_be_run(page: Path) -> None:
 def test_its_code_runs(page: Path, smollm2: Path, tmp_path: Path) -> None:
     if page.name == "max.md":
         pytest.importorskip("max", reason="needs the extra `max`")
+    if page.name == "llama_cpp.md":
+        pytest.importorskip("llama_cpp", reason="needs the extra `llamacpp`")
     (tmp_path / "docs").mkdir()
     for other in PAGES:
         (tmp_path / "docs" / other.name).write_text(text_of(other), encoding="utf-8")

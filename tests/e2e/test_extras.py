@@ -17,6 +17,7 @@ LMHEAD = [sys.executable, "-m", "lmhead"]
 ROOT = Path(__file__).parents[2]
 MODULES = {
     "guided": "llguidance",
+    "llamacpp": "llama_cpp",
     "max": "max",
     "plot": "matplotlib",
     "ray": "ray",
@@ -25,6 +26,7 @@ MODULES = {
 MISSING = {
     "guided-regex": ("generate", "x", "--regex", "a+"),
     "guided-schema": ("generate", "x", "--json-schema", "{}"),
+    "llamacpp": ("generate", "x", "--body", "llama.cpp"),
     "max": ("generate", "x", "--engine", "max"),
     "plot": ("steer", "check", "v.safetensors", "--plot", "v.png"),
     "serve-explore": ("explore", "--no-browser"),

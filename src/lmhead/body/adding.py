@@ -3,7 +3,7 @@
 Symbols: B texts, T tokens, x `[B, T, d]` what a block puts out, h `[B, T, d]` what enters the head.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -33,7 +33,7 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
     return max(reversed(found), key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
 
 
-def check_layer(layer: int | str, blocks: nn.ModuleList) -> None:
+def check_layer(layer: int | str, blocks: Sized) -> None:
     """Refuse a layer that the model does not have."""
     if layer != HEAD and not 0 <= int(layer) < len(blocks):
         raise BadInput(

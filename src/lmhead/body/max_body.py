@@ -16,6 +16,7 @@ import torch
 
 from lmhead.body.adding import row_changes
 from lmhead.body.base import HEAD, Additions
+from lmhead.body.prefill import padded_prefill
 from lmhead.body.state import State
 from lmhead.errors import BadInput, UnsupportedModel
 from lmhead.models.gpt2 import GPT2BodyOutput, GPT2Config, GPT2LMHeadModel, KVCache, _mask
@@ -162,6 +163,16 @@ class MaxBody:
         """The longest sequence that the model reads."""
         return self.config.n_positions
 
+    @property
+    def vocab_size(self) -> int:
+        """How many ids it reads."""
+        return self.config.vocab_size
+
+    @property
+    def generation_config(self) -> None:
+        """There is none: the configuration says which id ends a text."""
+        return None
+
     def __call__(
         self, input_ids: torch.Tensor, *inputs: Any, **named: Any
     ) -> tuple[torch.Tensor, GPT2BodyOutput]:
@@ -192,6 +203,17 @@ class MaxBody:
         h, output = self._pass(**state.inputs(ids, _TAKES))
         state.take(ids, output)
         return (changes[HEAD](h) if changes else h), state
+
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        rows: Sequence[Additions] | None = None,
+        room: int = 0,
+        whole: bool = False,
+    ) -> tuple[torch.Tensor, State]:
+        """Read prompts, padded on the left; return h `[B, d]` of their last tokens, and memory."""
+        return padded_prefill(self, prompts, rows, room, whole)
 
     def _pass(
         self,

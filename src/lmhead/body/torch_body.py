@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lmhead.body.adding import adding_rows
 from lmhead.body.base import Additions
+from lmhead.body.prefill import padded_prefill
 from lmhead.body.state import State
 from lmhead.body.tap import install, taking_input
 from lmhead.errors import UnsupportedModel
@@ -47,6 +48,16 @@ class TorchBody:
         """The longest sequence the model was made for, where it says so."""
         length = getattr(self.config, "max_position_embeddings", None)
         return int(length) if length and length > 0 else None
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids it reads: the rows of the embedding."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    @property
+    def generation_config(self) -> Any:
+        """What says which ids end a text, where the model has such a thing."""
+        return getattr(self.model, "generation_config", None)
 
     @property
     def device(self) -> torch.device:
@@ -94,6 +105,17 @@ class TorchBody:
             h = at_head(h)
         state.take(ids, output)
         return h[:, -ids.shape[1] :], state
+
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        rows: Sequence[Additions] | None = None,
+        room: int = 0,
+        whole: bool = False,
+    ) -> tuple[Tensor, State]:
+        """Read prompts, padded on the left; return h `[B, d]` of their last tokens, and memory."""
+        return padded_prefill(self, prompts, rows, room, whole)
 
 
 def sha256_with(sha256: str, added: Mapping[int | str, Tensor]) -> str:

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmhead.cli.options import Chat, Device, Dtype, Json, Model, parse_order, read_prompt, renamed
+from lmhead.cli.options import (
+    Body,
+    Chat,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    parse_order,
+    read_prompt,
+    renamed,
+    told_body,
+)
 from lmhead.cli.rows import Row, rows_of
 from lmhead.cli.sampling import with_controls
 from lmhead.cli.steering import Alpha, Budget, Fit, KlCap, Steering, note_guard
@@ -73,6 +84,7 @@ def generate(
     budget: Budget = None,
     kl_cap: KlCap = None,
     fit: Fit = False,
+    body: Body = "auto",
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -98,6 +110,8 @@ def generate(
         raise BadInput(
             "--engine max runs in float32 on the CPU; leave out --device and --dtype, or --engine"
         )
+    if engine == "max" and body not in ("auto", "max"):
+        raise BadInput(f"--engine max runs the blocks too; leave out --body {body}, or --engine")
     keepset = renamed("--head", head, "--keepset", keepset)
     if keepset is not None and not keepset.is_file():
         raise BadInput(
@@ -128,7 +142,7 @@ def generate(
     from lmhead.generation.engines import engine as engine_of
     from lmhead.loading import load
 
-    body = "max" if engine == "max" else None
+    body = "max" if engine == "max" else told_body(body, model, device, dtype)
     loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
     chosen = engine_of(loaded, engine, keepset=keepset, progress=render.progress)
     log, each = None, None

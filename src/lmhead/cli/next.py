@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmhead.cli.options import Chat, Device, Dtype, Json, Model, parse_order, read_prompt
+from lmhead.cli.options import (
+    Body,
+    Chat,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    parse_order,
+    read_prompt,
+    told_body,
+)
 from lmhead.cli.sampling import with_controls
 from lmhead.models.registry import DEFAULT_MODEL
 
@@ -31,6 +41,7 @@ def next_(
     order: Annotated[
         str, typer.Option(help="hf, vllm, llama.cpp, or filters separated by commas.")
     ] = "hf",
+    body: Body = "auto",
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -57,6 +68,7 @@ def next_(
         order=parse_order(order),
         device=device,
         dtype=dtype,
+        body=told_body(body, model, device, dtype),
         progress=render.progress,
     )
     if not trace:

@@ -49,6 +49,14 @@ Dtype = Annotated[
         "--dtype", help="Its numbers: float32, bfloat16 or float16; as they are stored by default."
     ),
 ]
+Body = Annotated[
+    str,
+    typer.Option(
+        "--body",
+        help="What runs the blocks: torch, llama.cpp, max (a GPT-2), or auto: llama.cpp for a "
+        ".gguf file where it is installed, else torch.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")]
 
@@ -66,6 +74,21 @@ def one_model(argument: str | None, option: str | None, default: str | None = No
     if model is None:
         raise BadInput("MODEL is missing; name it, or give it with --model")
     return model
+
+
+def told_body(body: str, model: str, device: str | None, dtype: str | None) -> str:
+    """Check the name of a body, and say which one `auto` takes where it is not torch."""
+    from lmhead.loading import check_body, chosen_body
+
+    check_body(body)
+    if body != "auto":
+        return body
+    chosen = chosen_body(model, device=device, dtype=dtype)
+    if chosen == "llama.cpp":
+        from lmhead.cli import render
+
+        render.note("body: llama.cpp, for a .gguf file (--body torch: transformers)")
+    return chosen
 
 
 def renamed(old: str, given: _T | None, new: str, value: _T) -> _T:

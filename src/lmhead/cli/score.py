@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmhead.cli.options import Chat, Device, Dtype, Json, Model
+from lmhead.cli.options import Body, Chat, Device, Dtype, Json, Model, told_body
 from lmhead.cli.rows import Row, is_json_lines, rows_of
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
@@ -50,6 +50,7 @@ def score(
         bool, typer.Option("--summary", help="Leave out the single tokens.")
     ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts that run together.")] = 8,
+    body: Body = "auto",
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -72,7 +73,8 @@ def score(
     # a row may have a prompt of its own
     prompted = prompt is not None or bool(files)
     check_scoring(chat=chat, prompted=prompted, stride=stride, batch_size=batch_size)
-    loaded = load(model, device=device, dtype=dtype, progress=render.progress)
+    chosen = told_body(body, model, device, dtype)
+    loaded = load(model, body=chosen, device=device, dtype=dtype, progress=render.progress)
     rows, read = tee(_rows(sources))
     told = scores(
         (_pair(row, prompt) for row in read), loaded, chat=chat, stride=stride,

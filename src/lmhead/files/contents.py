@@ -13,6 +13,8 @@ from lmhead.files.whole import staging_for, sweep
 KINDS = {
     "models": "built-in model",
     "gguf": "converted GGUF file",
+    "heads": "head of a GGUF file",
+    "bodies": "blocks of a GGUF file",
     "screens": "int8 copy of a head",
     "listening": "what a model said, for a trim",
 }

@@ -36,6 +36,7 @@ def generate(
     tokenizer: Any = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    body: str | None = None,
     progress: Progress = silent,
     **controls: Any,
 ) -> list[Generation]:
@@ -54,8 +55,8 @@ def generate(
     - `stop`: texts that end a continuation; they are not part of it.
     - `beams` above 1: beam search, which draws nothing and takes no controls.
     - `head`: an engine to use instead of the model's own head.
-    - `tokenizer`, `device`, `dtype`: as in `load`; a model of transformers that is in memory needs
-      its tokenizer.
+    - `tokenizer`, `device`, `dtype`, `body`: as in `load`; a model of transformers that is in
+      memory needs its tokenizer.
 
     A text that `max_tokens` cut off has the finish_reason `length`; if a grammar was not yet
     complete there, a warning says so.
@@ -66,7 +67,9 @@ def generate(
         params, controls, max_tokens=max_tokens, order=order, stop=stop, samples=samples,
         beams=beams, batch_size=batch_size,
     )  # fmt: skip
-    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, progress=progress)
+    loaded = load(
+        model, tokenizer=tokenizer, device=device, dtype=dtype, body=body, progress=progress
+    )
     if beams > 1:
         from lmhead.generation.beam import beam_search
 
@@ -109,6 +112,7 @@ def stream(
     tokenizer: Any = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    body: str | None = None,
     **controls: Any,
 ) -> Iterator[str]:
     """Continue one prompt, piece by piece; the options are those of `generate` for one text.
@@ -123,7 +127,7 @@ def stream(
         raise BadInput(f"stream got {len(given)} prompts; expected one: use generate for several")
     check_head(head)
     chosen = checked(params, controls, max_tokens=max_tokens, order=order, stop=stop)
-    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype)
+    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, body=body)
     encoded(
         loaded, given[0], chat=chat
     )  # what is wrong with it is said now, not at the first piece

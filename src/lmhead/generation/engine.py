@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from lmhead.body import State
+from lmhead.body import Memory
 from lmhead.body.joining import joining
 from lmhead.errors import BadInput
 from lmhead.generation.asking import next_ids
@@ -72,7 +72,7 @@ class Engine:
         self._waiting: deque[tuple[int, Request]] = deque()
         self._going: list[Running] = []
         self._reading: list[Reading] = []  # long prompts; they have a place in the batch
-        self._memory: State | None = None  # of the rows of those that are going, in their order
+        self._memory: Memory | None = None  # of the rows of those that are going, in their order
         self._count = 0
 
     @property

@@ -59,6 +59,7 @@ def next_tokens(
     tokenizer: Any = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    body: str | None = None,
     progress: Progress = silent,
     **controls: Any,
 ) -> NextTokens:
@@ -72,7 +73,7 @@ def next_tokens(
       also tells each token's probability after these filters, in that `order`, and what each
       filter leaves and cuts. The temperature is 1 if it is not given. The tokens come in the order
       of what they have after the filters; those that were cut come last.
-    - `tokenizer`, `device`, `dtype`: as in `load`.
+    - `tokenizer`, `device`, `dtype`, `body`: as in `load`.
     """
     prompt, model = _in_order(prompt, model)
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
@@ -88,7 +89,9 @@ def next_tokens(
         params = SamplingParams.from_dict(controls)
     if params is not None:
         check_sampling(params, order)
-    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, progress=progress)
+    loaded = load(
+        model, tokenizer=tokenizer, device=device, dtype=dtype, body=body, progress=progress
+    )
     text, ids = encoded(loaded, given[0], chat=chat)
     with torch.inference_mode():
         logits = loaded.head(loaded.last_hidden(ids)).float().cpu()  # [V]

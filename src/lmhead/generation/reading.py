@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lmhead.body import Body, State
-from lmhead.body.growing import grow_in_place
+from lmhead.body import Body, Memory
 from lmhead.generation.sequence import Running, additions_of, starts_of
 from lmhead.head import Head
 from lmhead.sampling import Logprobs
@@ -38,8 +37,9 @@ class Reading:
         for s in self.group:
             self._firsts.setdefault(_key(s), s)
         self.read = list(self._firsts.values())
-        prompts = [s.request.ids for s in self.read for _ in range(s.rows)]
-        self.ids, self.memory = State.of_prompts(prompts)  # [R, T]
+        self.prompts = [s.request.ids for s in self.read for _ in range(s.rows)]
+        self.columns = max(map(len, self.prompts))  # T
+        self.memory: Memory | None = None
 
     @property
     def _asked(self) -> bool:
@@ -51,27 +51,35 @@ class Reading:
     @property
     def done(self) -> bool:
         """Whether every column was read."""
-        return self.at >= self.ids.shape[1]
+        return self.at >= self.columns
 
     def advance(self, body: Body, columns: int | None = None) -> None:
-        """Read the next columns; all that are left by default."""
-        end = self.ids.shape[1] if columns is None else min(self.at + columns, self.ids.shape[1])
-        h, self.memory = body.run(
-            self.ids[:, self.at : end], self.memory, rows=additions_of(self.read)
-        )
+        """Read the next columns; all that are left by default.
+
+        Only prompts of one length are read in pieces.
+        """
+        end = self.columns if columns is None else min(self.at + columns, self.columns)
+        added, whole = additions_of(self.read), self._asked
+        if self.memory is None:
+            prompts = self.prompts if end == self.columns else [ids[:end] for ids in self.prompts]
+            room = min(ROOM, max(s.max_tokens for s in self.group))
+            h, self.memory = body.prefill(prompts, rows=added, room=room, whole=whole)
+            h = h if whole else h.unsqueeze(1)  # [R, t, d]
+        else:
+            ids = torch.tensor([ids[self.at : end] for ids in self.prompts])
+            h, self.memory = body.run(ids, self.memory, rows=added)
         self.at = end
-        if self._asked:
+        if whole:
             self.parts.append(h)
         elif self.done:
             self.parts = [h[:, -1:]]
 
-    def joined(self, head: Head) -> tuple[Tensor, State]:
+    def joined(self, head: Head) -> tuple[Tensor, Memory]:
         """Return h `[R, d]` of the last tokens and the memory, for every member of the group.
 
         Those who asked are told the log-probabilities of their prompts.
         """
         h = self.parts[0] if len(self.parts) == 1 else torch.cat(self.parts, dim=1)
-        grow_in_place(self.memory.past, min(ROOM, max(s.max_tokens for s in self.group)))
         starts = dict(zip(self._firsts, starts_of(self.read), strict=True))
         if self.heed is not None:
             last_rows = [starts[_key(s)] + s.rows - 1 for s in self.read]
@@ -85,6 +93,7 @@ class Reading:
             if s.request.prompt_logprobs is not None:
                 s.prompt_logprobs = tuple(told[_key(s)])
         last, memory = h[:, -1], self.memory
+        assert memory is not None  # it has read
         if len(self.read) < len(self.group):
             rows = [starts[_key(s)] + i for s in self.group for i in range(s.rows)]
             memory.select(rows)

@@ -79,6 +79,7 @@ def score_text(
     tokenizer: Any = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    body: str | None = None,
     progress: Progress = silent,
 ) -> list[TextScore]:
     """Return the log-probability of every token of each text, their sum and the perplexity.
@@ -92,7 +93,7 @@ def score_text(
       further on; every token is scored once, with at least context - stride tokens before it.
       Without it such a text is an error.
     - `head`: an engine to use instead of the model's own head.
-    - `tokenizer`, `device`, `dtype`: as in `load`.
+    - `tokenizer`, `device`, `dtype`, `body`: as in `load`.
 
     The first token has no log-probability unless a prompt, or a token that the tokenizer puts at
     the beginning, stands before it.
@@ -110,7 +111,9 @@ def score_text(
                 f"there are {len(prompts)} prompts and {len(given)} texts; expected one prompt, "
                 "or one for each text"
             )
-    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, progress=progress)
+    loaded = load(
+        model, tokenizer=tokenizer, device=device, dtype=dtype, body=body, progress=progress
+    )
     pairs = list(zip(prompts, given, strict=True))
     with progress("scoring", total=len(pairs)) as advance:
         told = []

@@ -18,11 +18,21 @@ from lmhead.models.gguf_architectures import Move, plan_model
 from lmhead.models.gguf_tokenizer import GGUFTokenizer, build_tokenizer
 from lmhead.progress import Progress, silent
 
+# The tensors below and above the blocks, as GGUF calls them.
+_ENDS = ("token_embd.", "output.", "output_norm.")
 
-def convert_gguf(source: Path, target: Path, progress: Progress = silent) -> None:
-    """Write the model of the GGUF file `source` into the existing empty folder `target`."""
+
+def convert_gguf(
+    source: Path, target: Path, progress: Progress = silent, *, head_only: bool = False
+) -> None:
+    """Write the model of the GGUF file `source` into the existing empty folder `target`.
+
+    `head_only` leaves out the weights of the blocks: the folder is for a model whose blocks are run
+    by something else.
+    """
     file = open_gguf(source)
     plan = plan_model(file)
+    moves = [m for m in plan.moves if not head_only or m.source.startswith(_ENDS)]
     with progress("building the tokenizer"):
         tokenizer = build_tokenizer(file)
         ids, rows = tokenizer.tokenizer.get_vocab_size(), plan.config["vocab_size"]
@@ -36,7 +46,7 @@ def convert_gguf(source: Path, target: Path, progress: Progress = silent) -> Non
     _write_json(target / "config.json", plan.config | names)
     _write_json(target / "generation_config.json", _generation_config(tokenizer))
     _write_json(target / "tokenizer_config.json", _tokenizer_config(tokenizer, plan.context))
-    _write_weights(target / "model.safetensors", file, plan.moves, progress)
+    _write_weights(target / "model.safetensors", file, moves, progress)
 
 
 def _tokenizer_config(tokenizer: GGUFTokenizer, context: int) -> dict[str, Any]:

@@ -73,9 +73,8 @@ def converted(gguf: Path, progress: Progress = silent) -> Path:
 
     The folder is that of the file's content: another file under the same name has another one.
     """
-    sha256 = _content(gguf, progress)
-    stem = re.sub(r"[^\w.-]", "_", gguf.stem)[:80]
-    target = cache_root() / "gguf" / f"{stem}-{sha256[:16]}"
+    sha256 = content_sha256(gguf, progress)
+    target = cache_root() / "gguf" / _kept_as(gguf, sha256)
     about = {"source_sha256": sha256}
 
     def build(staging: Path) -> None:
@@ -86,7 +85,45 @@ def converted(gguf: Path, progress: Progress = silent) -> Path:
     return build_once(target, build, _is_current, progress)
 
 
-def _content(gguf: Path, progress: Progress) -> str:
+def head_folder(gguf: Path, progress: Progress = silent) -> Path:
+    """Return a folder with what stands around the blocks of a `.gguf` file: the head, in float32,
+    the embedding, the tokenizer and the configuration. A conversion that is there already will do.
+    """
+    if (built_in := _built_in_of(gguf)) is not None:
+        return pull(built_in, progress=progress)
+    sha256 = content_sha256(gguf, progress)
+    name = _kept_as(gguf, sha256)
+    again = f"`lmhead cache remove {name}`, and it is made again"
+    for kind in ("gguf", "heads"):
+        if _is_current(folder := cache_root() / kind / name):
+            return _checked(folder, again)
+
+    def build(staging: Path) -> None:
+        _convert(gguf, staging, {"source_sha256": sha256}, progress, head_only=True)
+
+    return build_once(cache_root() / "heads" / name, build, _is_current, progress)
+
+
+def gguf_of(name: str, progress: Progress = silent) -> Path:
+    """Return the `.gguf` file that a built-in model was made of, fetched if it is not here."""
+    return pull(name, progress=progress) / BUILT_IN[name].gguf
+
+
+def _built_in_of(gguf: Path) -> str | None:
+    """Return the built-in model whose file it is, where it lies in the cache."""
+    for name, model in BUILT_IN.items():
+        if is_here(name) and gguf.resolve() == (folder_of(name) / model.gguf).resolve():
+            return name
+    return None
+
+
+def _kept_as(gguf: Path, sha256: str) -> str:
+    """Name what is kept of a `.gguf` file: by its own name, and by its content."""
+    stem = re.sub(r"[^\w.-]", "_", gguf.stem)[:80]
+    return f"{stem}-{sha256[:16]}"
+
+
+def content_sha256(gguf: Path, progress: Progress = silent) -> str:
     """Return the SHA-256 of a GGUF file, hashed once as long as nobody writes to it."""
     state = gguf.stat()
     now = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
@@ -132,10 +169,17 @@ def _is_current(folder: Path) -> bool:
     return stamp is not None and stamp.get("conversion") == CONVERSION
 
 
-def _convert(gguf: Path, folder: Path, about: dict[str, Any], progress: Progress) -> None:
+def _convert(
+    gguf: Path,
+    folder: Path,
+    about: dict[str, Any],
+    progress: Progress,
+    *,
+    head_only: bool = False,
+) -> None:
     from lmhead.models.convert import convert_gguf
 
-    convert_gguf(gguf, folder, progress)
+    convert_gguf(gguf, folder, progress, head_only=head_only)
     write_stamp(folder, {"conversion": CONVERSION, "source": gguf.name, **about})
 
 

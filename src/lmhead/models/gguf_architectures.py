@@ -319,6 +319,9 @@ _GPT2_TABLE: Table = {
     "blk.*.ffn_down.bias": ("transformer.h.*.mlp.c_proj.bias", "d"),
 }
 
+# What an embedding is called in the folders that are made of GGUF files.
+EMBEDDINGS = (_ENDS["token_embd.weight"][0], _GPT2_TABLE["token_embd.weight"][0])
+
 _ARCHITECTURES: Mapping[str, _Architecture] = {
     "llama": _Architecture(
         "LlamaForCausalLM", "llama", _LLAMA_TABLE, _llama, interleaved=("attn_q", "attn_k")

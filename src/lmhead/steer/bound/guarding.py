@@ -17,21 +17,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmhead.body import Additions, State, TorchBody
+from lmhead.body import Additions, Body, State, TorchBody
 from lmhead.body.adding import adding
+from lmhead.body.llama_cpp import LlamaBody
 from lmhead.body.torch_body import sha256_with
 from lmhead.errors import BadInput
 from lmhead.head import Head
 from lmhead.loading import Model, load
 from lmhead.steer.bound.certificate import check_budget, share_within
 from lmhead.steer.bound.mixing import Mixed, mix
+from lmhead.steer.bound.rows import GuardedRows
 from lmhead.steer.bound.steering import (
     Added,
     SteeredBody,
     Vectors,
     additions,
     steer_model,
-    torch_body,
+    steerable,
     warn_of_other_heads,
     with_alpha,
 )
@@ -214,7 +216,7 @@ def guard(
     if budget is not None:
         check_budget(budget)
     chosen = with_alpha(vectors, alpha)
-    body = torch_body(model)
+    body = steerable(model)
     added = additions(body, chosen)
     warn_of_other_heads(model, chosen)
     if budget is not None and set(added) == {HEAD}:
@@ -223,7 +225,10 @@ def guard(
     steering = Guard(added, model.reachable, kl_cap, budget)
     guarded = GuardedHead(head or model.head, steering)
     # a model's head is dense, but for this one: whoever asks it gets answers of two states
-    made = replace(model, body=GuardedBody(body, added), head=cast("Any", guarded))
+    below: Body = (
+        GuardedRows(body, added) if isinstance(body, LlamaBody) else GuardedBody(body, added)
+    )
+    made = replace(model, body=below, head=cast("Any", guarded))
     return Guarded(made, guarded, steering.log, steering)
 
 

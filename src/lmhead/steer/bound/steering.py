@@ -4,20 +4,22 @@ The result is a model like any other: `generate`, `next_tokens` and every engine
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lmhead.body import Additions, TorchBody
 from lmhead.body.adding import adding, blocks_of, check_layer
+from lmhead.body.llama_cpp import LlamaBody
 from lmhead.body.torch_body import sha256_with
 from lmhead.errors import BadInput, UnsupportedModel
 from lmhead.head import Head
 from lmhead.loading import Model, load
 from lmhead.steer.bound.certificate import alpha_for, certify, check_budget, share_within
+from lmhead.steer.bound.rows import RowsBody
 from lmhead.steer.control import load_vectors
 from lmhead.steer.vector import HEAD, SteeringVector, SteeringWarning, check_alpha
 
@@ -91,7 +93,7 @@ def steer_model(
     """
     model = load(model)
     chosen = with_alpha(vectors, alpha)
-    body = torch_body(model)
+    body = steerable(model)
     added = additions(body, chosen)
     if budget is not None:
         check_budget(budget)
@@ -113,6 +115,8 @@ def steer_model(
             added = {HEAD: added[HEAD] * share}
     elif any(v.card.job == "detect" and v.card.budget is None for v in chosen):
         _offer(model, added)
+    if isinstance(body, LlamaBody):
+        return replace(model, body=RowsBody(body, added))
     return replace(model, body=SteeredBody(body, added))
 
 
@@ -140,10 +144,19 @@ def torch_body(model: Model) -> TorchBody:
     return model.body
 
 
-def additions(body: TorchBody, vectors: Sequence[SteeringVector]) -> dict[int | str, Tensor]:
+def steerable(model: Model) -> TorchBody | LlamaBody:
+    """Return the model's body, which must be one that vectors can be added to."""
+    return model.body if isinstance(model.body, LlamaBody) else torch_body(model)
+
+
+def additions(
+    body: TorchBody | LlamaBody, vectors: Sequence[SteeringVector]
+) -> dict[int | str, Tensor]:
     """Sum what is added at every layer, `[d]` each; check layers and widths."""
     total: dict[int | str, Tensor] = {}
-    blocks = blocks_of(body.model) if any(v.layer != HEAD for v in vectors) else nn.ModuleList()
+    blocks: Sized = ()
+    if any(v.layer != HEAD for v in vectors):
+        blocks = range(body.layers) if isinstance(body, LlamaBody) else blocks_of(body.model)
     for vector in vectors:
         check_layer(vector.layer, blocks)
         width = _width(body, vector.layer)
@@ -156,7 +169,9 @@ def additions(body: TorchBody, vectors: Sequence[SteeringVector]) -> dict[int | 
     return total
 
 
-def _width(body: TorchBody, layer: int | str) -> int:
+def _width(body: TorchBody | LlamaBody, layer: int | str) -> int:
+    if isinstance(body, LlamaBody):
+        return body.model.width
     if layer == HEAD:
         return int(body.model.get_output_embeddings().weight.shape[1])
     return int(body.config.hidden_size)

@@ -1,0 +1,1 @@
+"""The parts of the llama.cpp body: the library, its memory of sequences, the file it runs."""
