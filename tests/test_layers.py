@@ -17,7 +17,7 @@ ROOT = Path(lmhead.__file__).parent
 ROWS = (
     {"errors", "progress"},
     {"files"},
-    {"models"},
+    {"models", "ranks"},
     {"loss"},
     {"head", "sampling"},
     {"body"},

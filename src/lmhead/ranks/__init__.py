@@ -1,0 +1,5 @@
+"""The ranks that share a head: what they tell each other, and how a lost one is found."""
+
+from lmhead.ranks.group import Group, Ranks, ranks_of
+
+__all__ = ["Group", "Ranks", "ranks_of"]
