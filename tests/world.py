@@ -98,7 +98,7 @@ class World:
         for connection in self.asked:
             connection.close()
         for process in self.ranks:
-            process.join(10)
+            process.join(1)
             if process.is_alive():
                 process.kill()
                 process.join()

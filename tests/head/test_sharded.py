@@ -26,7 +26,7 @@ def world() -> Iterator[World]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_verb(world: World, size: int) -> None:
-    """In float32 whole blocks of rows give the same bits; any rows differ by one ulp of the largest."""
+    """Whole blocks of rows give the same bits; others differ by an ulp of the largest at most."""
     for split in SPLITS if size > 1 else SPLITS[:1]:
         for dtype in ("float32", "bfloat16", "float64"):
             off = world.run("sharded_checks.verbs", dtype, {}, split, size=size)

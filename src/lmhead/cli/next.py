@@ -48,15 +48,19 @@ def next_(
     from lmhead.sampling import SamplingParams
 
     params = SamplingParams.from_dict(controls) if controls or trace else None
+    from lmhead.cli import launch
+
+    loaded, head = launch.prepared(model, device, dtype)
+    if params is not None:
+        params = launch.seeded(params)
     result = next_tokens(
         text,
-        model,
+        loaded,
+        head=head,
         top=top,
         chat=chat,
         params=params,
         order=parse_order(order),
-        device=device,
-        dtype=dtype,
         progress=render.progress,
     )
     if not trace:

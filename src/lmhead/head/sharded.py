@@ -48,6 +48,7 @@ from lmhead.models.resolve import resolve
 from lmhead.progress import Progress, silent
 from lmhead.ranks import Group, ranks_of
 from lmhead.ranks.autograd import columns_of_all, entering, summed
+from lmhead.ranks.checkpoint import sharded_rows
 
 
 class ShardedHead(OwnTensors, Head):
@@ -165,6 +166,15 @@ class ShardedHead(OwnTensors, Head):
             self._digest = key, hashed(self.local, own, self.rows, self.ranks)
         return self._digest[1]
 
+    def checkpoint(self) -> dict[str, Any]:
+        """Give weight and bias for `save_checkpoint`, or for `load_checkpoint` to fill in place."""
+        parts = {"weight": self.local.weight, "bias": self.local.bias}
+        return {
+            name: sharded_rows(part.detach(), self.rows.counts, self.ranks)
+            for name, part in parts.items()
+            if part is not None
+        }
+
     def forward(self, h: Tensor, *, from_block: bool = False) -> Tensor:
         """Score every token: `[..., d]` to logits `[..., V]`, gathered from all ranks."""
         z: Tensor = self.local(self._entering(h, from_block))
@@ -254,7 +264,7 @@ class ShardedHead(OwnTensors, Head):
         counts = [min(k, n) for n in columns]
         best = best_of_all(mine, counts, sum(counts), self.ranks)
         flat = torch.cat(values) if values else mine.logits.new_empty(0)
-        plain = self.ranks.sum_(flat, "scoring touched tokens").split([len(i) for i in ids])
+        plain = torch.split(self.ranks.sum_(flat, "scoring touched tokens"), [len(i) for i in ids])
         found = []
         for n, given in enumerate(ids):
             there = (best.ids[n] != NOBODY).nonzero().squeeze(1)[:k]

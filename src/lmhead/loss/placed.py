@@ -43,10 +43,10 @@ def rows_here(weight: Tensor, bias: Tensor | None, group: Group) -> Rows:
         whole: Any = bias
         if _dimension(whole, "the bias") != dimension:
             raise BadInput("the bias is split otherwise than the weight; expected the same rows")
-        bias = whole.to_local()
+        bias = _plain(whole)
     elif bias is not None and dimension is not None:
         raise BadInput("the weight is a DTensor and the bias is not; expected both, or neither")
-    return Rows(placed.to_local(), bias, group)
+    return Rows(_plain(placed), bias, group)
 
 
 def states_here(h: Tensor) -> tuple[Tensor, bool]:
@@ -70,6 +70,11 @@ def targets_here(targets: Tensor) -> Tensor:
         return targets
     placed: Any = targets
     return placed.full_tensor()  # type: ignore[no-any-return]
+
+
+def _plain(placed: Any) -> Tensor:
+    local: Tensor = placed.to_local()
+    return local.view_as(local)  # FSDP's is marked as a parameter, which it is not
 
 
 def _dimension(tensor: Any, what: str) -> int | None:

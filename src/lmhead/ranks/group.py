@@ -54,9 +54,10 @@ class Ranks:
             self.received += (self.size - 1) * mine.numel()
         found, start = [], 0
         for tensor, part in zip(tensors, flat, strict=True):
-            columns = every[:, start : start + part.numel()]
+            columns = every[:, start : start + part.numel()].contiguous()
             start += part.numel()
-            found.append(columns.contiguous().view(tensor.dtype).view(self.size, *tensor.shape))
+            room = columns.view(tensor.dtype) if tensor.numel() else columns.to(tensor.dtype)
+            found.append(room.view(self.size, *tensor.shape))
         return found
 
     def gather_rows(
@@ -123,6 +124,13 @@ class Ranks:
             if self._watch is not None and waited - last > BEAT:
                 last = waited
                 self._watch.look(waited, what)
+
+    def look_around(self, what: str, seconds: float = 3 * BEAT) -> None:
+        """Raise LostRank if a rank turns out to be gone within some seconds."""
+        until = time.monotonic() + seconds
+        while self._watch is not None and time.monotonic() < until:
+            self._watch.look(0.0, what)
+            time.sleep(BEAT / 4)
 
     def leave(self) -> None:
         """Say that this rank ends as it should."""

@@ -182,7 +182,7 @@ class Watch:
 def _own_connection(store: Store) -> Store:
     """Give a store that a thread can wait for while others use the first one."""
     clone = getattr(store, "clone", None)  # before torch 2.8 there was none
-    return store if clone is None else clone()  # type: ignore[no-any-return]
+    return store if clone is None else clone()
 
 
 def _sees_its_own_processes() -> bool:
