@@ -149,3 +149,22 @@ def train(group: Any, folder: str, first: int, stop: int) -> tuple[list[float], 
     whole = model.lm_head.weight.full_tensor().detach()
     assert torch.equal(head.topk(h, 5).ids, LMHead(whole).topk(h, 5).ids)
     return losses, received
+
+
+def command(group: Any, words: list[str]) -> tuple[int, str, str]:
+    """Run a command line as torchrun would start it; give its exit code, stdout and stderr."""
+    import io
+    import sys
+
+    from lmhead.cli import run
+
+    size = ranks_of(group).size
+    rank = str(ranks_of(group).rank)
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # the group is there already
+    out, err = sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+    try:
+        code = run(words)
+    finally:
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    return code, out.getvalue(), err.getvalue()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lmhead.errors import BadInput
 from lmhead.head import Edit, LMHead, Scale
-from lmhead.head.answers import ranked
+from lmhead.head.answers import drawn, ranked
 from lmhead.head.sharded import ShardedHead
 from lmhead.loss import linear_cross_entropy
 from lmhead.ranks import ranks_of
@@ -353,30 +353,32 @@ def fully_sharded(group: Any) -> None:
 
 
 def real_states(group: Any, folder: str, path: str, dtype_name: str) -> dict[str, Any]:
-    """The real head, its own rows read from the file, on states of the real body."""
-    import os
+    """The real head, its own rows read from the file, on states of the real body.
 
+    Counts what differs from LMHead, on the first rank; the others answer with it.
+    """
     from safetensors.torch import load_file
 
-    h = load_file(path)["h"].to(getattr(torch, dtype_name))
-    dense = LMHead.from_pretrained(folder).to(getattr(torch, dtype_name))
-    head = ShardedHead.from_pretrained(folder, group).to(getattr(torch, dtype_name))
-    told: dict[str, Any] = {"rows": len(head.local.weight), "pid": os.getpid()}
-    parts = h.split(100)
-    with torch.no_grad():
-        z = [dense(p) for p in parts]
-        got = [head(p) for p in parts]
-    told["equal"] = all(torch.equal(a, b) for a, b in zip(z, got, strict=True))
-    ulp = torch.finfo(h.dtype).eps
-    told["ulp"] = max(
-        float(((a - b).abs() / (ulp * a.abs().clamp(min=1e-6))).max())
-        for a, b in zip(z, got, strict=True)
-    )
-    told["topk"] = sum(int((dense.topk(p, 50).ids != head.topk(p, 50).ids).sum()) for p in parts)
-    told["sample"] = sum(
-        int((dense.sample(p, generator=rng(i)) != head.sample(p, generator=rng(i))).sum())
-        for i, p in enumerate(parts)
-    )
-    t = z[0].argmax(-1).roll(1)
-    told["loss"] = float((dense.loss(parts[0], t) - head.loss(parts[0], t)).abs())
+    dtype = getattr(torch, dtype_name)
+    first = ranks_of(group).rank == 0
+    head = ShardedHead.from_pretrained(folder, group).to(dtype)
+    dense = LMHead.from_pretrained(folder).to(dtype) if first else None
+    told: dict[str, Any] = {"rows": len(head.local.weight), "states": 0, "equal": True}
+    told |= {"ulp": 0.0, "topk": 0, "sample": 0, "loss": 0.0}
+    for i, h in enumerate(torch.split(load_file(path)["h"].to(dtype), 100)):
+        with torch.no_grad():
+            got, best = head(h), head.topk(h, 50)
+            ids = head.sample(h, generator=rng(i))
+            t = (torch.arange(len(h)) * 331 + i) % head.vocab_size
+            loss = head.loss(h, t)
+            if dense is None:
+                continue
+            z = dense(h)
+            told["states"] += len(h)
+            told["equal"] &= torch.equal(z, got)
+            ulp = torch.finfo(dtype).eps * z.abs().amax(-1, keepdim=True)
+            told["ulp"] = max(told["ulp"], float(((z - got).abs() / ulp).max()))
+            told["topk"] += int((ranked(z, 50).ids != best.ids).sum())
+            told["sample"] += int((drawn(z, 1.0, rng(i)) != ids).sum())
+            told["loss"] = max(told["loss"], float((dense.loss(h, t) - loss).abs()))
     return told

@@ -23,6 +23,7 @@ _WHERE = {
     "LMHead": "lmhead.head",
     "LMHeadError": "lmhead.errors",
     "LMHeadWarning": "lmhead.errors",
+    "LostRank": "lmhead.errors",
     "MissingExtra": "lmhead.errors",
     "Model": "lmhead.loading",
     "ModelNotFound": "lmhead.errors",
@@ -30,6 +31,7 @@ _WHERE = {
     "Sampler": "lmhead.sampling",
     "SamplingParams": "lmhead.sampling",
     "ScreenedHead": "lmhead.head.screened",
+    "ShardedHead": "lmhead.head.sharded",
     "SteeringVector": "lmhead.steer",
     "TextScore": "lmhead.generation",
     "TopK": "lmhead.head",
@@ -46,10 +48,12 @@ _WHERE = {
     "inspect_model": "lmhead.inspect",
     "linear_cross_entropy": "lmhead.loss",
     "load": "lmhead.loading",
+    "load_checkpoint": "lmhead.ranks",
     "next_tokens": "lmhead.generation",
     "patch_generate": "lmhead.patch",
     "patch_loss": "lmhead.patch",
     "read_data": "lmhead.steer",
+    "save_checkpoint": "lmhead.ranks",
     "score_text": "lmhead.generation",
     "steer_model": "lmhead.steer",
     "stream": "lmhead.generation",
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
         FetchError,
         LMHeadError,
         LMHeadWarning,
+        LostRank,
         MissingExtra,
         ModelNotFound,
         UnsupportedModel,
@@ -98,6 +103,9 @@ if TYPE_CHECKING:
     from lmhead.head.screened import (
         ScreenedHead,
     )
+    from lmhead.head.sharded import (
+        ShardedHead,
+    )
     from lmhead.head.trimmed import (
         TrimmedHead,
     )
@@ -117,6 +125,10 @@ if TYPE_CHECKING:
         patch_loss,
         unpatch_generate,
         unpatch_loss,
+    )
+    from lmhead.ranks import (
+        load_checkpoint,
+        save_checkpoint,
     )
     from lmhead.sampling import (
         Sampler,
@@ -158,6 +170,7 @@ __all__ = [
     "LMHead",
     "LMHeadError",
     "LMHeadWarning",
+    "LostRank",
     "MissingExtra",
     "Model",
     "ModelNotFound",
@@ -165,6 +178,7 @@ __all__ = [
     "Sampler",
     "SamplingParams",
     "ScreenedHead",
+    "ShardedHead",
     "SteeringVector",
     "TextScore",
     "TopK",
@@ -181,10 +195,12 @@ __all__ = [
     "inspect_model",
     "linear_cross_entropy",
     "load",
+    "load_checkpoint",
     "next_tokens",
     "patch_generate",
     "patch_loss",
     "read_data",
+    "save_checkpoint",
     "score_text",
     "steer_model",
     "stream",
