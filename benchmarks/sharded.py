@@ -35,7 +35,7 @@ from lmhead.head.sharded import ShardedHead
 from lmhead.loss import linear_cross_entropy
 from lmhead.ranks import ranks_of
 
-N, D, V = 512, 256, 32_768
+N, D, V = 512, 256, 16_384
 SIZES = (1, 2, 4)
 LINKS = (64, 1 << 16, 1 << 20, 1 << 22)  # bytes that a rank sends, to learn what a link costs
 K = 50
@@ -155,7 +155,8 @@ def of_rank(rank: int, size: int, port: int, rounds: int, told: Any) -> None:
 
 def on(size: int, function: Callable[..., None], *arguments: Any) -> list[dict[str, Any]]:
     """Run a function on ranks of their own; give what each told, in their order."""
-    context = get_context("spawn")
+    context = get_context("forkserver")  # imports torch once for all ranks
+    context.set_forkserver_preload(["torch.distributed.tensor.parallel", "lmhead.head.sharded"])
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -172,7 +173,9 @@ def on(size: int, function: Callable[..., None], *arguments: Any) -> list[dict[s
     return sorted(results, key=lambda result: result["rank"])
 
 
-def exact_rank(rank: int, size: int, port: int, model: str, path: str, told: Any) -> None:
+def exact_rank(
+    rank: int, size: int, port: int, model: str, path: str, dtypes: list[str], told: Any
+) -> None:
     """Compare with LMHead on one rank."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
@@ -182,10 +185,7 @@ def exact_rank(rank: int, size: int, port: int, model: str, path: str, told: Any
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size
     )
-    found = {
-        dtype: real_states(dist.group.WORLD, model, path, dtype)
-        for dtype in ("float32", "bfloat16")
-    }
+    found = {dtype: real_states(dist.group.WORLD, model, path, dtype) for dtype in dtypes}
     told.put({"rank": rank, **found})
     ranks_of(dist.group.WORLD).leave()
     time.sleep(0.5)
@@ -310,17 +310,18 @@ def main() -> int:
     parser.add_argument("--costs", action="store_true", help="what the model says of large heads")
     parser.add_argument("--exact", metavar="STATES", help="compare answers on these states")
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--dtype", action="append", help="of --exact; may be repeated")
     parser.add_argument("--ranks", type=int, action="append", help="of --exact; may be repeated")
     args = parser.parse_args()
     if args.costs:
         costs()
         return 0
     if args.exact:
-        results = {
-            size: on(size, exact_rank, args.model, args.exact)
-            for size in args.ranks or (1, 2, 3, 4)
-        }
-        print(json.dumps(results, indent=2))
+        for size in args.ranks or (1, 2, 3, 4):
+            told = on(
+                size, exact_rank, args.model, args.exact, args.dtype or ["float32", "bfloat16"]
+            )
+            print(json.dumps({"ranks": size, **told[0]}), flush=True)
         return 0
     found = measure(args.rounds)
     found["claims"] = claims(found)
