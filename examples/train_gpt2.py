@@ -2,12 +2,16 @@
 
     python examples/train_gpt2.py shakespeare.txt
     python examples/train_gpt2.py shakespeare.txt --steps 2000 --out runs/long --seed 1
+    torchrun --nproc-per-node 2 examples/train_gpt2.py shakespeare.txt
 
 The tokenizer (byte-level BPE) is trained on the same text. The loss goes through
 `lmhead.linear_cross_entropy`, so the logits, the largest tensor of such a small model, are never
 held. Stop it whenever you like, with Ctrl-C or `kill -9`: the same command goes on from the last
 checkpoint, and its losses are those of a run that was never stopped. For that, the batch of a step
 depends on nothing but the seed and the step, and a checkpoint is one file that is replaced whole.
+
+Under torchrun each rank takes some of the sequences of a step and some of the head's rows; the
+losses are those of one rank but for rounding, and a run may go on with another number of ranks.
 
 In the folder `--out` you find: `model/`, which transformers and lmhead load; `losses.png`, where
 matplotlib is installed (the extra `plot`); and `state.safetensors`, the checkpoint.
@@ -26,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors import safe_open
@@ -37,6 +42,7 @@ from lmhead.errors import BadInput, LMHeadError, how_to_install
 from lmhead.head import LMHead
 from lmhead.loss import linear_cross_entropy
 from lmhead.models.gpt2 import GPT2Config, GPT2LMHeadModel
+from lmhead.ranks import ranks_of
 
 END = "<|endoftext|>"
 console = Console(stderr=True)
@@ -84,6 +90,7 @@ class Run:
             betas=(0.9, 0.95),
         )
         self.losses: list[float] = []
+        self.ranks = ranks_of()
 
     def step(self, ids: Tensor) -> None:
         """Take the next step of the training on the ids of the text, [n]."""
@@ -91,9 +98,12 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * schedule(number, self.settings.steps)
         sequences = self.batch(ids, number)  # [B, T + 1]
-        loss = self.loss(sequences)
+        mine = sequences.tensor_split(self.ranks.size)[self.ranks.rank]
+        loss = self.loss(mine, apart=True)
         self.optimizer.zero_grad()
         loss.backward()
+        for p in self.model.parameters():  # each rank has what its sequences and its rows give
+            self.ranks.sum_(p.grad, "adding up gradients")
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.losses.append(loss.item())
@@ -105,10 +115,17 @@ class Run:
         starts = torch.randint(len(ids) - T, (self.settings.batch, 1), generator=draw)
         return ids[starts + torch.arange(T + 1)]
 
-    def loss(self, sequences: Tensor) -> Tensor:
-        """Give the mean cross-entropy of each token after the ones before it."""
+    def loss(self, sequences: Tensor, apart: bool = False) -> Tensor:
+        """Give the mean cross-entropy of each token after the ones before it.
+
+        `apart`: each rank has sequences of its own, and the mean is over all of them.
+        """
         h = self.model.transformer(sequences[:, :-1]).last_hidden_state  # [B, T, d]
-        return linear_cross_entropy(h, self.model.lm_head.weight, sequences[:, 1:])
+        weight, targets, ranks = self.model.lm_head.weight, sequences[:, 1:], self.ranks
+        if ranks.size == 1:
+            return linear_cross_entropy(h, weight, targets)
+        rows = weight.tensor_split(ranks.size)[ranks.rank]
+        return linear_cross_entropy(h, rows, targets, group=ranks.group, sequence_parallel=apart)
 
     @torch.no_grad()
     def evaluate(self, ids: Tensor) -> float:
@@ -120,6 +137,8 @@ class Run:
 
     def save(self, path: Path) -> None:
         """Write the checkpoint: the old file stands until the new one is whole and on the disk."""
+        if self.ranks.rank:  # all ranks have the same
+            return
         tensors = {f"model.{n}": p.detach() for n, p in self.model.named_parameters()}
         for i, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{key}": value for key, value in state.items()}
@@ -236,6 +255,10 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
             "take a longer text, or a smaller --context"
         )
     run = Run(settings, tokenizer.get_vocab_size())
+    if settings.batch < run.ranks.size:
+        raise BadInput(
+            f"--batch is {settings.batch}, for {run.ranks.size} ranks; expected one sequence each"
+        )
     size = sum(p.numel() for p in run.model.parameters())
     console.print(f"{len(ids):,} tokens, {size:,} parameters")
 
@@ -256,9 +279,13 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - start
 
     valid = run.evaluate(valid_ids)
-    save_model(run, tokenizer, args.out / "model")
+    first = run.ranks.rank == 0
+    if first:
+        save_model(run, tokenizer, args.out / "model")
     picture = args.out / "losses.png"
-    if find_spec("matplotlib"):
+    if not first:
+        pass
+    elif find_spec("matplotlib"):
         plot(run.losses, valid, picture)
     else:
         console.print(
@@ -298,14 +325,21 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=120, help="tokens to draw at the end")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     args = parser.parse_args()
+    if os.environ.get("WORLD_SIZE", "1") != "1":  # torchrun
+        dist.init_process_group("gloo")
+        console.quiet = dist.get_rank() > 0
     try:
         result = train(args)
+        ranks_of().meet("the end")
+        ranks_of().leave()
     except (LMHeadError, OSError) as error:
         console.print(f"error: {error}", style="red", markup=False, highlight=False)
         return 1
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from the last checkpoint")
         return 130
+    if dist.is_initialized() and dist.get_rank() > 0:
+        return 0
     if args.json:
         print(json.dumps(result, indent=2))
         return 0

@@ -17,7 +17,7 @@ ROOT = Path(lmhead.__file__).parent
 ROWS = (
     {"errors", "markup", "progress"},
     {"files"},
-    {"models"},
+    {"models", "ranks"},
     {"loss"},
     {"head", "sampling"},
     {"body"},

@@ -26,6 +26,7 @@ _WHERE = {
     "LMHeadError": "lmhead.errors",
     "LMHeadWarning": "lmhead.errors",
     "Lens": "lmhead.inspect.lens",
+    "LostRank": "lmhead.errors",
     "MissingExtra": "lmhead.errors",
     "Model": "lmhead.loading",
     "ModelNotFound": "lmhead.errors",
@@ -34,6 +35,7 @@ _WHERE = {
     "Sampler": "lmhead.sampling",
     "SamplingParams": "lmhead.sampling",
     "ScreenedHead": "lmhead.head.screened",
+    "ShardedHead": "lmhead.head.sharded",
     "SteeringVector": "lmhead.steer",
     "TextScore": "lmhead.generation",
     "TopK": "lmhead.head",
@@ -54,11 +56,13 @@ _WHERE = {
     "lens": "lmhead.inspect.lens",
     "linear_cross_entropy": "lmhead.loss",
     "load": "lmhead.loading",
+    "load_checkpoint": "lmhead.ranks",
     "next_tokens": "lmhead.generation",
     "patch_generate": "lmhead.patch",
     "patch_loss": "lmhead.patch",
     "read": "lmhead.inspect.reading",
     "read_data": "lmhead.steer",
+    "save_checkpoint": "lmhead.ranks",
     "score_text": "lmhead.generation",
     "steer_model": "lmhead.steer",
     "stream": "lmhead.generation",
@@ -77,6 +81,7 @@ if TYPE_CHECKING:
         FetchError,
         LMHeadError,
         LMHeadWarning,
+        LostRank,
         MissingExtra,
         ModelNotFound,
         UnsupportedModel,
@@ -107,6 +112,9 @@ if TYPE_CHECKING:
     )
     from lmhead.head.screened import (
         ScreenedHead,
+    )
+    from lmhead.head.sharded import (
+        ShardedHead,
     )
     from lmhead.head.trimmed import (
         TrimmedHead,
@@ -147,6 +155,10 @@ if TYPE_CHECKING:
         patch_loss,
         unpatch_generate,
         unpatch_loss,
+    )
+    from lmhead.ranks import (
+        load_checkpoint,
+        save_checkpoint,
     )
     from lmhead.sampling import (
         Sampler,
@@ -191,6 +203,7 @@ __all__ = [
     "LMHeadError",
     "LMHeadWarning",
     "Lens",
+    "LostRank",
     "MissingExtra",
     "Model",
     "ModelNotFound",
@@ -199,6 +212,7 @@ __all__ = [
     "Sampler",
     "SamplingParams",
     "ScreenedHead",
+    "ShardedHead",
     "SteeringVector",
     "TextScore",
     "TopK",
@@ -219,11 +233,13 @@ __all__ = [
     "lens",
     "linear_cross_entropy",
     "load",
+    "load_checkpoint",
     "next_tokens",
     "patch_generate",
     "patch_loss",
     "read",
     "read_data",
+    "save_checkpoint",
     "score_text",
     "steer_model",
     "stream",

@@ -54,6 +54,14 @@ class MissingExtra(LMHeadError, ImportError):
     """An optional dependency is needed; the message names the extra to install."""
 
 
+class LostRank(LMHeadError):
+    """A rank that shares the work is gone, hangs, or does not come to an exchange."""
+
+    def __init__(self, message: str = "", *, ranks: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+
 def how_to_install(extra: str) -> str:
     """Return the command that adds an extra to lmhead, the way lmhead itself was installed."""
     from importlib.metadata import PackageNotFoundError, distribution

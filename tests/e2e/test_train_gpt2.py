@@ -114,3 +114,23 @@ def test_transformers_loads_the_model(whole: dict[str, Any]) -> None:
     with torch.inference_mode():
         torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=1e-4, atol=1e-4)
     assert tokenizer.decode(ours(ids).logits[0, -1].argmax()) == " on"
+
+
+def test_on_two_ranks_it_has_the_losses_of_one(
+    text: Path, tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    """Rounding grows with the steps: the first five agree to 1e-5, all sixty to 2e-3."""
+    options = [str(word) for option in OPTIONS.items() for word in option]
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [sys.executable, *launch, str(SCRIPT), str(text), "--out", str(tmp_path), "--json"]
+    done = subprocess.run(
+        [*command, *options],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["losses"] == pytest.approx(whole["losses"], abs=2e-3)
+    assert told["losses"][:5] == pytest.approx(whole["losses"][:5], abs=1e-5)

@@ -64,7 +64,7 @@ def tiny(name: str, seed: int = 0) -> Any:
 @pytest.fixture
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let 8 tokens at most go through the head at once, so that a test can see it."""
-    monkeypatch.setattr("lmhead.loss.chunk_for", lambda *_: 8)
+    monkeypatch.setattr("lmhead.loss.walk.chunk_for", lambda *_: 8)
 
 
 def batch(B: int = 3, T: int = 17, seed: int = 1) -> dict[str, Tensor]:

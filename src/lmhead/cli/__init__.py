@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> int:
     words = [word for word in arguments if word != "--debug"]
     with Sign():
         try:
-            return _dispatch(words)
+            return _dispatch(words) if not _is_one_of_many() else _dispatch_together(words)
         except KeyboardInterrupt:
             return 130
         except BrokenPipeError:
@@ -33,6 +33,20 @@ def run(arguments: list[str]) -> int:
             if debug or type(error).__name__ != "PanicException":  # Rust code that gave up
                 raise
             return _explain(RuntimeError(f"a library gave up: {error}"), words)
+
+
+def _is_one_of_many() -> bool:
+    """Tell whether torchrun may have started us; `launch` looks closer."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def _dispatch_together(words: list[str]) -> int:
+    from lmhead.cli.launch import is_launched, together
+
+    if not is_launched():
+        return _dispatch(words)
+    with together(words):
+        return _dispatch(words)
 
 
 def _dispatch(arguments: list[str]) -> int:

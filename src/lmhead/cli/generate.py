@@ -137,14 +137,16 @@ def generate(
     steering = Steering.of(steer or (), alpha, budget, kl_cap, fit)
     rows = _rows(prompt, prompts)
     texts = [row.prompt() for row in rows]
-    from lmhead.cli import render
+    from lmhead.cli import launch, render
     from lmhead.generation import generate as run
     from lmhead.generation.engines import engine as engine_of
     from lmhead.loading import load
 
     body = "max" if engine == "max" else told_body(body, model, device, dtype)
     loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
-    chosen = engine_of(loaded, engine, keepset=keepset, progress=render.progress)
+    shared = launch.group()
+    chosen = engine_of(loaded, engine, keepset=keepset, group=shared, progress=render.progress)
+    params = launch.seeded(params)
     log, each = None, None
     if steering is not None:
         steering = steering.fitted(loaded)

@@ -54,21 +54,26 @@ def next_(
     were cut come last.
     """
     text = read_prompt(prompt)
-    from lmhead.cli import render
+    from lmhead.cli import launch, render
     from lmhead.generation import next_tokens
-    from lmhead.sampling import SamplingParams
+    from lmhead.sampling import SamplingParams, check_sampling
 
     params = SamplingParams.from_dict(controls) if controls or trace else None
+    parsed = parse_order(order)
+    if params is not None:
+        check_sampling(params, parsed)
+    chosen = told_body(body, model, device, dtype)
+    loaded, head = launch.prepared(model, device, dtype, chosen)
+    if params is not None:
+        params = launch.seeded(params)
     result = next_tokens(
         text,
-        model,
+        loaded,
+        head=head,
         top=top,
         chat=chat,
         params=params,
-        order=parse_order(order),
-        device=device,
-        dtype=dtype,
-        body=told_body(body, model, device, dtype),
+        order=parsed,
         progress=render.progress,
     )
     if not trace:
@@ -114,7 +119,7 @@ def _show(result: "NextTokens", filtered: bool) -> None:
 
 def _show_trace(trace: "Trace") -> None:
     from lmhead.cli import render
-    from lmhead.sampling import SamplingParams
+    from lmhead.sampling import SamplingParams, check_sampling
 
     defaults = SamplingParams().to_dict()
     funnel = render.table("filter", "settings", "tokens left", "mass cut", "moved", left=2)

@@ -66,19 +66,18 @@ def score(
     if whole and files:
         raise BadInput("--whole takes a file as one text, but .jsonl holds rows; leave out one")
     total = _total(sources, prompt)
-    from lmhead.cli import render
+    from lmhead.cli import launch, render
     from lmhead.generation.score import check_scoring, perplexity, scores
-    from lmhead.loading import load
 
     # a row may have a prompt of its own
     prompted = prompt is not None or bool(files)
     check_scoring(chat=chat, prompted=prompted, stride=stride, batch_size=batch_size)
     chosen = told_body(body, model, device, dtype)
-    loaded = load(model, body=chosen, device=device, dtype=dtype, progress=render.progress)
+    loaded, head = launch.prepared(model, device, dtype, chosen)
     rows, read = tee(_rows(sources))
     told = scores(
         (_pair(row, prompt) for row in read), loaded, chat=chat, stride=stride,
-        batch_size=batch_size,
+        batch_size=batch_size, head=head,
     )  # fmt: skip
     kept: list[TextScore] = []
     with render.progress("scoring", total=total) as advance:

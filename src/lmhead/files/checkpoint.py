@@ -33,14 +33,15 @@ class Checkpoint:
         path = self.folder / "generation_config.json"
         return read_json(path) if path.is_file() else {}
 
-    def read(self, name: str) -> "torch.Tensor":
-        """Read one tensor, memory-mapped: nothing else of the file is loaded."""
+    def read(self, name: str, rows: slice | None = None) -> "torch.Tensor":
+        """Read one tensor, or some rows, memory-mapped: nothing else of the file is loaded."""
         from safetensors import SafetensorError, safe_open
 
         header = self.tensors[name]
         try:
             with safe_open(header.file, framework="pt") as file:
-                tensor: torch.Tensor = file.get_tensor(name)
+                part = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
+                tensor: torch.Tensor = part
         except (SafetensorError, OSError) as error:
             raise BadCheckpoint(
                 f"cannot read {name!r} of {header.file} ({error}); fetch the file again"

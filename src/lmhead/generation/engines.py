@@ -8,6 +8,7 @@ from lmhead.errors import BadInput
 from lmhead.head import Head
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
+from lmhead.ranks import Group
 
 ENGINES = ("auto", "dense", "screened", "max")
 
@@ -21,6 +22,7 @@ def engine(
     name: str = "auto",
     *,
     keepset: Path | None = None,
+    group: Group = None,
     progress: Progress = silent,
     note: Callable[[str], None] = _tell,
 ) -> Head:
@@ -30,6 +32,8 @@ def engine(
       in the cache, and its loops can be compiled; else the dense one.
     - `screened`: its copy is made now where there is none.
     - `max`: Modular MAX (extra `max`); the same within float rounding.
+    - `group`: the ranks of torch.distributed that share the head's rows, and all ask alike; each
+      screens its own for `screened`. A process group, a DeviceMesh, or (mesh, dimension).
     - `keepset`: only the rows of a keep-set file (`lmhead trim --form head`), in original ids.
 
     `note` is told when a new copy has to be made; it writes to stderr.
@@ -39,6 +43,15 @@ def engine(
         raise BadInput(
             f"the model is a {type(model).__name__}; expected what lmhead.load(...) gives"
         )
+    if group is not None:
+        if keepset is not None or name == "max":
+            raise BadInput(
+                "a keep-set and the engine 'max' run on one rank; leave out the group",
+                names=["keepset", "engine"],
+            )
+        from lmhead.head.sharded import ShardedHead
+
+        return ShardedHead.from_head(model.head, group, screened=name == "screened")
     if keepset is not None:
         if name not in ("auto", "dense"):
             raise BadInput(f"a keep-set has its own engine; leave out the engine {name!r}")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lmhead.errors import BadInput
 from lmhead.generation.prompts import Prompt, Source, encoded, listed
+from lmhead.head import Head
 from lmhead.loading import Model, load
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.progress import Progress, silent
@@ -56,6 +57,7 @@ def next_tokens(
     chat: bool = False,
     params: SamplingParams | None = None,
     order: str | Sequence[str] = "hf",
+    head: Head | None = None,
     tokenizer: Any = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
@@ -73,6 +75,7 @@ def next_tokens(
       also tells each token's probability after these filters, in that `order`, and what each
       filter leaves and cuts. The temperature is 1 if it is not given. The tokens come in the order
       of what they have after the filters; those that were cut come last.
+    - `head`: an engine to use instead of the model's own head.
     - `tokenizer`, `device`, `dtype`, `body`: as in `load`.
     """
     prompt, model = _in_order(prompt, model)
@@ -94,7 +97,7 @@ def next_tokens(
     )
     text, ids = encoded(loaded, given[0], chat=chat)
     with torch.inference_mode():
-        logits = loaded.head(loaded.last_hidden(ids)).float().cpu()  # [V]
+        logits = (head or loaded.head)(loaded.last_hidden(ids)).float().cpu()  # [V]
     z = logits[: loaded.reachable]
     p = torch.softmax(z.double(), dim=-1)
     after = trace = None

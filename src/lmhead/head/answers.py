@@ -68,13 +68,13 @@ def drawn(z: Tensor, temperature: float, generator: Generators) -> Tensor:
         y, top = (z - best) / temperature, torch.zeros_like(best)
     sums = (y - top).exp_().reshape(-1, z.shape[-1]).cumsum(-1, dtype=torch.float64)  # [n, N]
     total = sums[:, -1:].contiguous()
-    u = _uniform(generator, len(sums)).to(z.device).unsqueeze(-1)  # [n, 1]
+    u = uniform(generator, len(sums)).to(z.device).unsqueeze(-1)  # [n, 1]
     picked = torch.searchsorted(sums, u * total, right=True)
     # were u * total to round up to total: the last column of positive weight
     return torch.minimum(picked, torch.searchsorted(sums, total)).view(z.shape[:-1])
 
 
-def _uniform(generator: Generators, n: int) -> Tensor:
+def uniform(generator: Generators, n: int) -> Tensor:
     """Draw n float64 numbers from [0, 1), from one generator or from one each."""
     generators = each(generator, n, "generators")
     if n and all(one is generators[0] for one in generators):

@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from lmhead.body.tap import tapped
 from lmhead.errors import UnsupportedModel
 from lmhead.head.find.locate import locate
+from lmhead.head.find.parallel import is_parallel, located_parallel
 from lmhead.head.projection import Projection
 from lmhead.loss import linear_cross_entropy
 
@@ -48,6 +49,9 @@ def patch_loss(model: M, *, eval_logits: bool = True) -> M:
     With gradients switched off, as in an evaluation, the model still computes its logits, because
     metrics read them; `eval_logits=False` saves their memory there as well. Patching again only
     changes that choice. Returns the model.
+
+    Of a tensor-parallel model, whose head is split over ranks (transformers' `tp_plan`), each rank
+    computes the loss over its own rows; the ranks exchange four numbers for each token.
     """
     kind = type(model).__name__
     if not _calls_loss_function(model):
@@ -64,12 +68,18 @@ def patch_loss(model: M, *, eval_logits: bool = True) -> M:
             f"{kind} has the loss {getattr(original, '__name__', original)}; expected "
             "ForCausalLMLoss: only the plain next-token loss can be computed without the logits"
         )
-    found = locate(model, Projection)
+    split = is_parallel(model)
+    found = located_parallel(model, Projection) if split else locate(model, Projection)
     head = found.head
     if not isinstance(found.layer, nn.Linear):
         raise UnsupportedModel(
             f"the output layer of {kind} is a {type(found.layer).__name__}; "
             "expected a torch.nn.Linear"
+        )
+    if split and head.vocab_size != len(head.weight):
+        raise UnsupportedModel(
+            f"{kind} cuts off the logits of padding rows, and its head is split over ranks; "
+            "expected one or the other: train it as it is"
         )
     names = list(inspect.signature(model.forward).parameters)
     patch = _LossPatch(
@@ -81,6 +91,7 @@ def patch_loss(model: M, *, eval_logits: bool = True) -> M:
         scale=None if head.scale is None else head.scale.factor,
         softcap=head.softcap,
         eval_logits=eval_logits,
+        split=split,
     )
     patch.handles = [
         model.register_forward_pre_hook(patch.begin, with_kwargs=True),
@@ -125,13 +136,21 @@ class _Call:
 
     def begin(self) -> None:
         """Wait at the output layer."""
-        self.tap.enter_context(tapped(self.layer, enter=self.keep))
+        leave = self.empty if self.patch.split else None
+        self.tap.enter_context(tapped(self.layer, enter=self.keep, leave=leave))
         self.token = _call.set(self)
 
     def keep(self, h: Tensor) -> Tensor:
         """Keep what enters the output layer, and let none of its rows through."""
         self.h = h
+        if self.patch.split:  # a DTensor cannot have no rows: one goes through, and is dropped
+            return h.detach().reshape(-1, h.shape[-1])[:1].view(*[1] * (h.ndim - 1), -1)
         return h.narrow(-2, 0, 0)
+
+    def empty(self, z: Tensor) -> Tensor:
+        """Give logits without rows in the place of the one row that came through."""
+        assert self.h is not None
+        return z.new_empty(*self.h.shape[:-2], 0, z.shape[-1])
 
     def end(self) -> None:
         """Leave the output layer alone again."""
@@ -153,6 +172,7 @@ class _LossPatch:
     scale: float | None
     softcap: float | None
     eval_logits: bool
+    split: bool = False  # whether the head's rows are over several ranks
     handles: list[RemovableHandle] = field(default_factory=list)
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

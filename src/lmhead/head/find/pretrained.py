@@ -8,7 +8,7 @@ and which dtype the loaded model would give them, so that the head is the one of
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,31 @@ _FLOATS = {
 
 def read_head(folder: Path, make: type[P]) -> P:
     """Read the head of a causal language model from its folder."""
+    return _read(folder, make, None)
+
+
+def read_rows(folder: Path, make: type[P], mine: Callable[[int], slice]) -> tuple[P, int]:
+    """Read some rows of a head, and nothing else; `mine` chooses them, given how many there are.
+
+    Gives a head of these rows, and how many logits the whole one has.
+    """
+    head = _read(folder, make, mine)
+    V = head.vocab_size
+    bias = head.bias
+    local = make(
+        head.weight,
+        bias,
+        head.norm,
+        head.softcap,
+        head.scale,
+        head.tied,
+        logits_dtype=head.logits_dtype,
+        state_size=head.state_size,
+    )
+    return local, V
+
+
+def _read(folder: Path, make: type[P], mine: Callable[[int], slice] | None) -> P:
     checkpoint = open_checkpoint(folder)
     twin = _twin(checkpoint)
     found = locate(twin, make)
@@ -48,8 +73,9 @@ def read_head(folder: Path, make: type[P]) -> P:
             )
         # A tied weight that is stored twice all the same: the output layer's own copy counts.
         names.sort(key=lambda name: not name.startswith(f"{found.layer_name}."))
-        value = tensors.read(names[0], tensor)
-        if path == "weight" and head.tied and len(names) > 1:
+        rows = mine(len(tensor)) if mine is not None and path in ("weight", "bias") else None
+        value = tensors.read(names[0], tensor, rows)
+        if path == "weight" and head.tied and len(names) > 1 and rows is None:
             head.tied = torch.equal(value, tensors.read(names[1], tensor))
         if isinstance(tensor, nn.Parameter):
             value = nn.Parameter(value, requires_grad=False)
@@ -136,8 +162,8 @@ class _Tensors:
         """Tell what the model calls a tensor, stored or not."""
         return " or ".join(self._names.get(id(tensor), ["nothing"]))
 
-    def read(self, name: str, like: Tensor) -> Tensor:
-        """Read one tensor, memory-mapped unless its dtype has to be changed."""
+    def read(self, name: str, like: Tensor, rows: slice | None = None) -> Tensor:
+        """Read one tensor, or some rows of it, memory-mapped unless its dtype has to be changed."""
         header = self._checkpoint.tensors[self._stored[name]]
         if header.shape != tuple(like.shape):
             raise BadCheckpoint(
@@ -150,7 +176,7 @@ class _Tensors:
                 f"{', '.join(_FLOATS)}: take the model before it was quantised"
             )
         keep = any(re.search(pattern.replace("*", ".*"), name) for pattern in self._fp32)
-        return self._checkpoint.read(header.name).to(torch.float32 if keep else like.dtype)
+        return self._checkpoint.read(header.name, rows).to(torch.float32 if keep else like.dtype)
 
 
 def _stored_names(stored: Iterable[str], twin: "PreTrainedModel") -> dict[str, str]:

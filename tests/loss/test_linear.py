@@ -271,8 +271,8 @@ def test_bfloat16_autocast_accumulates_in_float32() -> None:
 
 def test_products_in_bfloat16_still_add_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """The way of devices with bfloat16 units: many chunks and blocks lose no more than one."""
-    monkeypatch.setattr("lmhead.loss._product_type", lambda h, weight: torch.bfloat16)
-    monkeypatch.setattr("lmhead.loss._BLOCK", 300)
+    monkeypatch.setattr("lmhead.loss.linear.product_type", lambda h, weight: torch.bfloat16)
+    monkeypatch.setattr("lmhead.loss.products.BLOCK", 300)
     h, weight, targets, _ = case(256, 64, V=2000, dtype=torch.bfloat16)
     exact = [x.detach().double().requires_grad_() for x in (h, weight)]
     oracle = plain(*exact, targets)

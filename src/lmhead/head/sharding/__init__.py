@@ -1,0 +1,1 @@
+"""The parts of ShardedHead: who has which rows, answers put together, a draw over all."""

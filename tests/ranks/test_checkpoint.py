@@ -1,0 +1,46 @@
+"""What N ranks save, M ranks load; a tensor-parallel model goes on as if nothing had happened."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lost_checks
+from world import World
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    opened = World(preload=["transformers.models.llama.modeling_llama", "lmhead.patch"])
+    yield opened
+    opened.close()
+
+
+def test_a_head_saved_on_some_ranks_loads_on_others(world: World, tmp_path: Path) -> None:
+    for saved in (3, 1):
+        folder = str(tmp_path / f"of-{saved}")
+        world.run("lost_checks.save", folder, size=saved)
+        for size in (1, 2, 4):
+            world.run("lost_checks.load", folder, size=size)
+        with pytest.raises(AssertionError, match="exists already"):
+            world.run("lost_checks.save", folder, size=saved)
+
+
+def test_no_checkpoint(world: World, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="holds no checkpoint"):
+        world.run("lost_checks.load", str(tmp_path), size=2)
+
+
+def test_a_tensor_parallel_model_trains_as_one_rank_does(world: World, tmp_path: Path) -> None:
+    """20 steps on 2 ranks; from step 10 on, 3 ranks go on alike with what 2 saved."""
+    folder = str(tmp_path / "checkpoint")
+    alone = lost_checks.train_alone(20)
+    assert alone[-1] < alone[0]
+    for losses, received in world.run("lost_checks.train", folder, 0, 10, size=2):
+        assert losses == pytest.approx(alone[:10], abs=1e-5)
+        # 51 tokens: four float32 numbers each, sizes, and the gradient of h; logits: 51 * 255 * 4
+        assert received <= 51 * 16 + 16 + 51 * 48 * 4
+    for losses, _ in world.run("lost_checks.train", folder, 10, 20, size=3):
+        assert losses == pytest.approx(alone[10:], abs=1e-5)
+    for losses, _ in world.run("lost_checks.train", str(tmp_path / "all"), 0, 20, size=2):
+        assert losses == pytest.approx(alone, abs=1e-5)
