@@ -14,6 +14,7 @@ _WHERE = {
     "BadCheckpoint": "lmhead.errors",
     "BadInput": "lmhead.errors",
     "Corpus": "lmhead.trim.corpus",
+    "Choice": "lmhead.generation",
     "Edit": "lmhead.head",
     "Engine": "lmhead.generation.engine",
     "Event": "lmhead.generation.request",
@@ -39,6 +40,7 @@ _WHERE = {
     "audit": "lmhead.steer",
     "certify": "lmhead.steer",
     "detect": "lmhead.steer",
+    "choose": "lmhead.generation",
     "engine": "lmhead.generation.engines",
     "explain_generate": "lmhead.patch",
     "generate": "lmhead.generation",
@@ -72,8 +74,10 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from lmhead.generation import (
+        Choice,
         Generation,
         TextScore,
+        choose,
         generate,
         next_tokens,
         score_text,
@@ -148,6 +152,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BadCheckpoint",
     "BadInput",
+    "Choice",
     "Corpus",
     "Edit",
     "Engine",
@@ -173,6 +178,7 @@ __all__ = [
     "UnsupportedModel",
     "audit",
     "certify",
+    "choose",
     "detect",
     "engine",
     "explain_generate",

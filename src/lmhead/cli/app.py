@@ -14,6 +14,7 @@ COMMANDS = {
     "next": "next.next_",
     "generate": "generate.generate",
     "score": "score.score",
+    "choose": "choose.choose",
     "screen": "screen.screen",
     "trim": "trim.trim",
     "verify": "verify.verify",
