@@ -2,8 +2,9 @@
 
     python benchmarks/head.py [--models M ...] [--shapes VxD ...] [--batches 1 4 16] [--generate]
 
-Three verbs (greedy, top-50, a draw from the full softmax) against `F.linear` in float32 and
-bfloat16 with argmax, topk, softmax and multinomial, and against the time that the machine needs
+Six verbs (greedy, top-50, a draw from the full softmax, and from what top_p = 0.9, min_p = 0.05 or
+top_n_sigma = 1 leave of it) against `F.linear` in float32 and bfloat16 with argmax, topk,
+transformers' own cuts, softmax and multinomial, and against the time that the machine needs
 merely to read the int8 copy. All run on the same number of threads, turn by turn, so that a busy
 machine slows all of them; before each, other memory is read, so that none finds its weights in the
 cache. Figures are the best of all turns. Real models are asked about real hidden states (of
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import MinPLogitsWarper, TopPLogitsWarper
 
 from lmhead.generation import generate
 from lmhead.head import LMHead
@@ -63,7 +65,9 @@ def turns(rounds: int, runs: dict[str, Callable[[], object]]) -> dict[str, float
     return best
 
 
-def measure(head: LMHead, states: Tensor, batch: int, rounds: int) -> dict[str, dict[str, float]]:
+def measure(
+    head: LMHead, states: Tensor, batch: int, rounds: int, verbs: list[str] | None = None
+) -> dict[str, dict[str, float]]:
     """Time the verbs on states `[n, d]` that enter the projection, `batch` at a time."""
     screened = ScreenedHead.from_head(head)
     weight, half = head.weight.detach(), head.weight.detach().bfloat16()
@@ -80,18 +84,37 @@ def measure(head: LMHead, states: Tensor, batch: int, rounds: int) -> dict[str, 
     def draw(z: Tensor) -> Tensor:
         return torch.multinomial(z.float().softmax(-1), 1)
 
+    def draw_top_p(z: Tensor) -> Tensor:
+        return draw(TopPLogitsWarper(0.9)(None, z.float()))
+
+    def draw_min_p(z: Tensor) -> Tensor:
+        return draw(MinPLogitsWarper(0.05)(None, z.float()))
+
+    def draw_sigma(z: Tensor) -> Tensor:
+        z = z.float()
+        return draw(z.masked_fill(z < z.amax(-1, True) - z.std(-1, keepdim=True), -torch.inf))
+
     torch_verbs: dict[str, Callable[[Tensor], object]] = {
         "greedy": lambda z: z.argmax(-1),
         "top-50": lambda z: z.topk(50),
         "sample": draw,
+        "top_p": draw_top_p,
+        "min_p": draw_min_p,
+        "sigma": draw_sigma,
     }
     our_verbs: dict[str, Callable[[], object]] = {
         "greedy": lambda: screened.topk(some(), 1),
         "top-50": lambda: screened.topk(some(), 50),
         "sample": lambda: screened.sample(some()),
+        "top_p": lambda: screened.sample(some(), top_p=0.9),
+        "min_p": lambda: screened.sample(some(), min_p=0.05),
+        "sigma": lambda: screened.sample(some(), top_n_sigma=1.0),
     }
     result: dict[str, dict[str, float]] = {}
     for verb, ours in our_verbs.items():
+        if verbs and verb not in verbs:
+            continue
+        ours()  # the first one may have to compile, or to make a table
         screened.stats.clear()
         after = torch_verbs[verb]
         best = turns(
@@ -109,6 +132,7 @@ def measure(head: LMHead, states: Tensor, batch: int, rounds: int) -> dict[str, 
             "over_bfloat16": best["bfloat16"] / best["screened"],
             "of_read_limit": best["read"] / best["screened"],
             "rows_rescored": screened.stats.rescored / screened.stats.states,
+            "fallbacks": screened.stats.fallbacks.total() / screened.stats.states,
         }
     return result
 
@@ -166,6 +190,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
     parser.add_argument("--batches", nargs="*", type=int, default=[1, 4, 16])
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--verbs", nargs="*", default=None, help="only these; all by default")
     parser.add_argument("--generate", action="store_true")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--json", action="store_true")
@@ -176,7 +201,7 @@ def main() -> None:
 
     def run(name: str, head: LMHead, states: Tensor) -> None:
         for batch in options.batches:
-            verbs = measure(head, states, batch, options.rounds)
+            verbs = measure(head, states, batch, options.rounds, options.verbs)
             report[f"{name} batch {batch}"] = verbs
             for verb, figures in verbs.items() if not options.json else ():
                 print(

@@ -33,6 +33,7 @@ from torch import Tensor
 from lmhead.head import Edit, LMHead
 from lmhead.head.screened import ScreenedHead
 from lmhead.head.screening.rejection import Chances, pick, proposals
+from lmhead.head.screening.rows import touch
 from lmhead.loading import Model, load
 
 PAGES = ("json", "argparse", "collections", "decimal", "email", "logging", "pathlib", "ssl")
@@ -193,7 +194,7 @@ def laws(
         generator.manual_seed(n)
         for name, change, law in (("", None, y), (" with edits", edit, edited)):
             query = scanner.read(state, V)[0]
-            touched = head._touch(query, change)
+            touched = touch(query, change, transform)
             made = proposals(query, touched, transform, T, scanner.weights, scanner.sums)
             tried = 0
             if change is None:

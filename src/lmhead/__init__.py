@@ -15,6 +15,7 @@ _WHERE = {
     "BadInput": "lmhead.errors",
     "Comparison": "lmhead.inspect.compare",
     "Corpus": "lmhead.trim.corpus",
+    "Choice": "lmhead.generation",
     "Edit": "lmhead.head",
     "Engine": "lmhead.generation.engine",
     "Event": "lmhead.generation.request",
@@ -47,6 +48,7 @@ _WHERE = {
     "certify": "lmhead.steer",
     "compare": "lmhead.inspect.compare",
     "detect": "lmhead.steer",
+    "choose": "lmhead.generation",
     "engine": "lmhead.generation.engines",
     "explain_generate": "lmhead.patch",
     "generate": "lmhead.generation",
@@ -87,8 +89,10 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from lmhead.generation import (
+        Choice,
         Generation,
         TextScore,
+        choose,
         generate,
         next_tokens,
         score_text,
@@ -190,6 +194,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BadCheckpoint",
     "BadInput",
+    "Choice",
     "Comparison",
     "Corpus",
     "Edit",
@@ -222,6 +227,7 @@ __all__ = [
     "Why",
     "audit",
     "certify",
+    "choose",
     "compare",
     "detect",
     "engine",

@@ -57,7 +57,12 @@ def test_only_what_can_be_known_beforehand_is_screened(heads):
         ({"temperature": 0.0, "repetition_penalty": 1.5}, 24, 0),
         ({"top_k": 7, "banned_ids": (4,)}, 24, 0),
         ({"temperature": 0.7, "presence_penalty": 1.0}, 24, 24),
-        ({"top_p": 0.9}, 0, 0),
+        ({"top_p": 0.9}, 24, 24),
+        ({"temperature": 0.6, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.3}, 24, 24),
+        ({"min_p": 0.1, "banned_ids": (4,)}, 24, 24),
+        ({"top_n_sigma": 1.0, "top_p": 0.9}, 24, 0),
+        ({"top_p": 0.9, "keep_ties": True}, 0, 0),
+        ({"top_p": 0.9, "typical_p": 0.9}, 0, 0),
         ({"allowed_ids": (1, 2, 3)}, 0, 0),
         ({"temperature": 0.7, "logprobs": 2}, 0, 0),
     ):
@@ -66,8 +71,9 @@ def test_only_what_can_be_known_beforehand_is_screened(heads):
         assert (screened.stats.states, screened.stats.draws) == (states, draws)
 
 
-def test_a_seed_is_the_same_alone_and_together(heads):
-    params = SamplingParams(temperature=1.3, repetition_penalty=1.4, seed=5)
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_n_sigma": 1.0}], ids=str)
+def test_a_seed_is_the_same_alone_and_together(heads, cut):
+    params = SamplingParams(temperature=1.3, repetition_penalty=1.4, seed=5, **cut)
     together = tokens(heads[1], params)
     sampler = Sampler.from_params(params, vocab_size=V - 20)
     seq, g = sampler.start(PROMPTS[2], index=2), torch.Generator().manual_seed(1)
@@ -79,6 +85,8 @@ def test_a_seed_is_the_same_alone_and_together(heads):
 def test_draws_leave_out_padding_and_bans(heads):
     params = SamplingParams(temperature=5.0, banned_ids=tuple(range(0, 680, 2)), seed=0)
     drawn = [token for step in tokens(heads[1], params) for token in step]
+    params = SamplingParams(temperature=5.0, banned_ids=params.banned_ids, seed=0, top_p=0.95)
+    drawn += [token for step in tokens(heads[1], params) for token in step]
     assert len(set(drawn)) > 12
     assert all(token % 2 == 1 and token < 680 for token in drawn)
 

@@ -363,3 +363,55 @@ def test_a_bias_that_came_later_is_noticed() -> None:
     head.bias = torch.nn.Parameter(torch.randn(100, generator=g))
     with pytest.raises(LMHeadError, match="changed after its int8 copy"):
         screened.topk(h, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_an_answer_does_not_depend_on_the_rest_of_the_batch(dtype):
+    """Bit for bit, for 1 to 16 states that are asked about together."""
+    g = torch.Generator().manual_seed(0)
+    head = ScreenedHead.from_head(LMHead(torch.randn(900, 40, generator=g).to(dtype)))
+    h = torch.randn(16, 40, generator=g)
+    cuts = ({}, {"top_k": 9}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_n_sigma": 1.0})
+
+    def asked(states: torch.Tensor, first: int) -> list[torch.Tensor]:
+        best = head.topk(states, 12)
+        told = [best.ids, best.logits, head.logprobs(states, best.ids, error=0.05)]
+        for cut in cuts:
+            own = [torch.Generator().manual_seed(first + n) for n in range(len(states))]
+            told.append(head.sample(states, 0.9, generator=own, **cut))
+        return told
+
+    alone = [asked(h[n : n + 1], n) for n in range(16)]
+    for size in (2, 3, 4, 7, 16):
+        for first in range(0, 16 - size + 1, size):
+            together = asked(h[first : first + size], first)
+            for at, answer in enumerate(together):
+                for n in range(size):
+                    assert torch.equal(answer[n], alone[first + n][at][0])
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_float16_weights(kernels):
+    g = torch.Generator().manual_seed(1)
+    head = LMHead(torch.randn(500, 24, generator=g).half())
+    h = torch.randn(5, 24, generator=g)
+    ids, z = float64_topk(head, h.half(), 20)
+    best = ScreenedHead.from_head(head, kernels=kernels).topk(h, 20)
+    assert torch.equal(best.ids, ids)
+    assert torch.equal(best.logits, z.float())
+
+
+def test_log_probabilities_are_as_close_as_they_are_said_to_be():
+    g = torch.Generator().manual_seed(2)
+    head = LMHead(torch.randn(2000, 32, generator=g), torch.randn(2000, generator=g), scale=0.4)
+    screened, h = ScreenedHead.from_head(head), torch.randn(2, 3, 32, generator=g)
+    ids = torch.randint(0, 1900, (2, 3, 4), generator=g)
+    exact = head(h)[..., :1900].double().log_softmax(-1).gather(-1, ids)
+    for error in (0.5, 0.05, 0.001, 0.0):
+        told = screened.logprobs(h, ids, error=error, limit=1900)
+        assert told.shape == ids.shape
+        assert (told - exact).abs().max() <= error + 1e-4
+        assert torch.equal(told, screened.logprobs(h, ids, error=error, limit=1900))
+    with pytest.raises(BadInput, match="error"):
+        screened.logprobs(h, ids, error=-1.0)
+    torch.testing.assert_close(head.logprobs(h, ids[0, 0], limit=1900)[0, 0].double(), exact[0, 0])

@@ -20,6 +20,7 @@ COMMANDS = {
     "generate": "generate.generate",
     "explore": "explore.explore",
     "score": "score.score",
+    "choose": "choose.choose",
     "screen": "screen.screen",
     "trim": "trim.trim",
     "verify": "verify.verify",

@@ -18,11 +18,13 @@ def screen(
 ) -> None:
     """Make the int8 copy of a head, once, for exact and faster answers (the screened engine).
 
-    It is kept beside the model, or in the cache where that folder cannot be written.
+    It is kept beside the model, or in the cache where that folder cannot be written. The loops that
+    read it are compiled as well, so that the first answer is not the slow one.
     """
     from lmhead.cli import render
     from lmhead.head import LMHead
     from lmhead.head.screened import ScreenedHead
+    from lmhead.head.screening.warming import compile_loops
     from lmhead.models.resolve import resolve
 
     name = one_model(model, same_model, DEFAULT_MODEL)
@@ -31,6 +33,8 @@ def screen(
     screened = ScreenedHead.from_head(
         head, folder, save=True, rebuild=rebuild, progress=render.progress
     )
+    if screened.compiled:
+        compile_loops(screened, render.progress)
     whole = head.vocab_size * head.hidden_size * 4
     result = {
         "model": name,

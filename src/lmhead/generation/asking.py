@@ -15,6 +15,7 @@ from lmhead.sampling import Candidates, Logprobs, Sampler, SequenceState
 from lmhead.sampling.params import GREEDY_BELOW
 
 _CUTS = ("top_k", "top_p", "min_p")
+_DRAWN = ("top_n_sigma", "top_p", "min_p")  # what `head.sample` cuts without top_k, in its order
 
 
 def next_ids(
@@ -63,16 +64,26 @@ def _candidates(
 
 
 def _draws_from_all(sampler: Sampler) -> bool:
-    """Tell whether nothing but touching filters and then a temperature stand before the draw."""
+    """Tell whether the head itself can draw by the sampler's law.
+
+    That is touching filters first, then a temperature, then top_n_sigma, top_p and min_p in this
+    order, each of them or not.
+    """
     p = sampler.params
-    if p.temperature < GREEDY_BELOW or p.dynatemp_range:
+    if p.temperature < GREEDY_BELOW or p.dynatemp_range or p.keep_ties:
         return False
-    after = sampler.order[sampler.order.index("temperature") :] if p.temperature != 1 else ()
-    return len(after) <= 1 and all(f.touches or f.name == "temperature" for f in sampler.filters)
+    rest = [f.name for f in sampler.filters if not f.touches]
+    first = next((n for n, f in enumerate(sampler.filters) if not f.touches), None)
+    if first is not None and any(f.touches for f in sampler.filters[first:]):
+        return False
+    if rest[:1] == ["temperature"]:
+        rest = rest[1:]
+    return rest == [name for name in _DRAWN if name in rest]
 
 
 def _draw(head: Head, h: Tensor, sampler: Sampler, states: Sequence[SequenceState]) -> list[int]:
-    """Draw from the softmax of all logits, each sequence with its own generator."""
+    """Draw from the softmax of all logits, or of what is cut out of it, each with its generator."""
+    p = sampler.params
     V = sampler.vocab_size or head.vocab_size
     touching = [f for f in sampler.filters if f.touches]
 
@@ -90,7 +101,14 @@ def _draw(head: Head, h: Tensor, sampler: Sampler, states: Sequence[SequenceStat
     edits = [edit(s) for s in states] if touching else None
     generators = [s.generator for s in states]
     drawn: list[int] = head.sample(
-        h, sampler.params.temperature, generator=generators, edits=edits, limit=V
+        h,
+        p.temperature,
+        top_p=p.top_p if "top_p" in sampler.order else None,
+        min_p=p.min_p if "min_p" in sampler.order else None,
+        top_n_sigma=p.top_n_sigma if "top_n_sigma" in sampler.order else None,
+        generator=generators,
+        edits=edits,
+        limit=V,
     ).tolist()
     for seq, token in zip(states, drawn, strict=True):
         seq.accept(token)

@@ -146,8 +146,12 @@ def scores(
     stride: int | None = None,
     batch_size: int = 8,
     head: Head | None = None,
+    error: float = 0.0,
 ) -> Iterator[TextScore]:
-    """Score pairs of a prompt (or None) and a text as they come, in their order."""
+    """Score pairs of a prompt (or None) and a text as they come, in their order.
+
+    `error` is how far off a log-probability may be where that spares the head to read all rows.
+    """
     source = iter(pairs)
     token_text = cache(model.token_text)
     while window := list(islice(source, WINDOW * batch_size)):
@@ -155,7 +159,7 @@ def scores(
         rows = [row for item in items for row in item.rows(model, stride)]
         rows.sort(key=lambda row: -len(row.ids))
         for batch in _batches(rows, batch_size):
-            _score(model, head or model.head, batch)
+            _score(model, head or model.head, batch, error)
         for item in items:
             yield item.result(token_text)
 
@@ -253,7 +257,7 @@ def _batches(rows: Sequence[_Row], batch_size: int) -> Iterator[list[_Row]]:
 
 
 @torch.inference_mode()
-def _score(model: Model, head: Head, rows: Sequence[_Row]) -> None:
+def _score(model: Model, head: Head, rows: Sequence[_Row], error: float) -> None:
     """Run the body once for all rows, padded behind: what comes later changes nothing before it."""
     longest = max(len(row.ids) for row in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)  # [B, T]
@@ -266,14 +270,16 @@ def _score(model: Model, head: Head, rows: Sequence[_Row]) -> None:
     at = torch.tensor(places)  # [n, 2]: row, and the place of the id that is scored
     targets = ids[at[:, 0], at[:, 1]]  # [n]
     entering = h[at[:, 0].to(h.device), at[:, 1].to(h.device) - 1]  # [n, d]
-    found = iter(_logprobs(head, entering, targets, model.reachable).tolist())
+    found = iter(_logprobs(head, entering, targets, model.reachable, error).tolist())
     for i, t in places:
         item = rows[i].item
         item.logprobs[rows[i].start + t - len(item.before)] = next(found)
 
 
-def _logprobs(head: Head, h: Tensor, targets: Tensor, V: int) -> Tensor:
+def _logprobs(head: Head, h: Tensor, targets: Tensor, V: int, error: float) -> Tensor:
     """Give the log-probabilities `[n]` of targets `[n]` for h `[n, d]`, a chunk at a time."""
+    if error and not head.reads_all:
+        return head.logprobs(h, targets.unsqueeze(-1), error=error, limit=V).squeeze(-1)
     if not head.reads_all and head.vocab_size == V:  # it has something better to do
         return -head.loss(h, targets.to(h.device), reduction="none").float().cpu()
     size = max(1, LOGITS_AT_ONCE // V)

@@ -140,3 +140,27 @@ def check_share(name: str, share: float | None) -> None:
     """Refuse what is no share of a whole."""
     if share is not None and not 0 <= share <= 1:
         raise BadInput(f"{name} is {share}; expected a number from 0 to 1, or None")
+
+
+def check_sigma(n: float | None) -> None:
+    """Refuse what is no number of standard deviations."""
+    if n is not None and not (math.isfinite(n) and n >= 0):
+        raise BadInput(f"top_n_sigma is {n}; expected a finite number, 0 (no cut) or more, or None")
+
+
+def check_error(error: float) -> None:
+    """Refuse what is no error of a log-probability."""
+    if not (math.isfinite(error) and error >= 0):
+        raise BadInput(f"error is {error}; expected a finite number, 0 (exact) or more")
+
+
+def within_sigma(z: Tensor, n: float | None) -> Tensor:
+    """Cut logits `[..., N]` more than n standard deviations (of the finite ones) below the best."""
+    if not n:
+        return z
+    wide = z.double()
+    finite = wide.isfinite()
+    count = finite.sum(-1, keepdim=True)
+    mean = wide.masked_fill(~finite, 0).sum(-1, keepdim=True) / count
+    off = (wide - mean).masked_fill(~finite, 0).square().sum(-1, keepdim=True) / count
+    return z.masked_fill(wide < wide.amax(-1, keepdim=True) - n * off.sqrt(), -torch.inf)

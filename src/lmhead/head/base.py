@@ -15,12 +15,15 @@ from torch import Tensor
 from lmhead.errors import BadInput
 from lmhead.head.answers import (
     Generators,
+    check_error,
     check_k,
     check_share,
+    check_sigma,
     check_temperature,
     drawn,
     nucleus,
     ranked,
+    within_sigma,
 )
 from lmhead.head.answers import TopK as TopK  # shown here, where the verbs are
 from lmhead.head.edits import Edits, edited
@@ -161,6 +164,7 @@ class Head:
         *,
         top_p: float | None = None,
         min_p: float | None = None,
+        top_n_sigma: float | None = None,
         generator: Generators = None,
         edits: Edits = None,
         limit: int | None = None,
@@ -168,18 +172,20 @@ class Head:
     ) -> Tensor:
         """Draw the next token: ids `[...]`.
 
-        Edits first, then temperature (0 is greedy), top_k (exactly that many, the lower ids first
-        among equal logits), top_p, min_p. One generator for all states, or one for each. Only ids
-        below `limit` take part.
+        Edits first, then temperature (0 is greedy), top_n_sigma (so many standard deviations of all
+        logits below the best), top_k (exactly that many, the lower ids first among equal logits),
+        top_p, min_p. One generator for all states, or one for each. Only ids below `limit` take
+        part.
         """
         check_temperature(temperature)
         check_share("top_p", top_p)
         check_share("min_p", min_p)
+        check_sigma(top_n_sigma)
         V = self._limit(limit)
         if top_k is not None:
             check_k(top_k, V)
         known = self._answers(h, edits, limit, from_block)
-        z, named = known.z, known.named
+        z, named = within_sigma(known.z, top_n_sigma), known.named
         if temperature < GREEDY_BELOW or top_k is not None or top_p is not None:
             k = 1 if temperature < GREEDY_BELOW else min(top_k or V, z.shape[-1])
             best = ranked(z, k)
@@ -187,6 +193,29 @@ class Head:
             at = drawn(z, temperature, generator)
             return named(best.ids.gather(-1, at.unsqueeze(-1)).squeeze(-1))
         return named(drawn(nucleus(z, temperature, None, min_p), temperature, generator))
+
+    @torch.no_grad()
+    def logprobs(
+        self,
+        h: Tensor,
+        ids: Tensor,
+        *,
+        error: float = 0.0,
+        limit: int | None = None,
+        from_block: bool = False,
+    ) -> Tensor:
+        """Give the log-probabilities `[..., n]` of tokens: ids `[n]`, or own ones `[..., n]`.
+
+        `error` says how far off each may be, where that spares reading all rows; 0: not at all.
+        Only ids below `limit` take part.
+        """
+        check_error(error)
+        V = self._limit(limit)
+        z = self(h, from_block=from_block)[..., :V].double()
+        ids = check_ids(ids, V, "ids").to(z.device)
+        check_shape(ids, h)
+        own = z.gather(-1, ids.expand(*z.shape[:-1], ids.shape[-1]))
+        return (own - z.logsumexp(-1, keepdim=True)).float()
 
     def _known(self, h: Tensor, from_block: bool) -> Known:
         """Give the logits of the tokens that this engine has."""

@@ -11,6 +11,7 @@ Symbols: h hidden state `[..., d]`, W weight `[V, d]`, z scores, y logits, V voc
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -23,22 +24,24 @@ from torch import Tensor
 from lmhead.head.answers import (
     Generators,
     TopK,
+    check_error,
     check_k,
     check_share,
+    check_sigma,
     check_temperature,
     each,
 )
-from lmhead.head.base import GREEDY_BELOW, Head, check_ids, check_shape, joined
+from lmhead.head.base import GREEDY_BELOW, Head, check_ids, joined
 from lmhead.head.dense import LMHead
 from lmhead.head.edits import Edit, Edits, check_edit
 from lmhead.head.screening.bounds import Float32, Ints, Screen, build_screen
 from lmhead.head.screening.checks import check_copy, check_head, check_rows
+from lmhead.head.screening.entering import Entering, array_of, own_ids
 from lmhead.head.screening.file import load_screen, save_first, screen_paths
 from lmhead.head.screening.loops import Kernels, loops, survive_forks
-from lmhead.head.screening.query import NOTHING, Query
 from lmhead.head.screening.ranking import Scored, Transform
 from lmhead.head.screening.rejection import Chances, nucleus, pick
-from lmhead.head.screening.rows import DenseRow, Row, ScreenedRow
+from lmhead.head.screening.rows import Row, ScreenedRow, dense_row, touch
 from lmhead.head.screening.scanner import TOGETHER, Scanner
 from lmhead.head.screening.stats import Stats
 from lmhead.head.screening.weights import Weights
@@ -71,8 +74,7 @@ class ScreenedHead(Head):
         self._run_on(loops(kernels))
         factor = 1.0 if dense.scale is None else dense.scale.factor
         self._transform = Transform(factor, dense.softcap or 0.0)
-        self._dtype = dense.weight.dtype
-        self._width = (dense.hidden_size,)
+        self._states = Entering(dense)
         self._V = dense.vocab_size
         self._bare = factor == 1 and not dense.softcap  # a logit is the score itself
         self._made_of = Weights(dense)
@@ -178,19 +180,22 @@ class ScreenedHead(Head):
         from_block: bool = False,
         top_p: float | None = None,
         min_p: float | None = None,
+        top_n_sigma: float | None = None,
         edits: Edits = None,
         limit: int | None = None,
     ) -> Tensor:
         """Draw the next token: ids `[...]`.
 
-        Edits first, then temperature (0 is greedy), top_k, top_p, min_p. One generator for all
-        states, or one for each. top_p over the whole vocabulary (without top_k) takes the dense
-        head, and is counted as a fall-back.
+        Edits first, then temperature (0 is greedy), top_n_sigma, top_k, top_p, min_p. One generator
+        for all states, or one for each. Every law is the exact one; where the screen does not
+        decide on a token with one row in eight scored, all rows are, and a fall-back is counted.
         """
         check_temperature(temperature)
-        if top_p is not None or min_p is not None:
+        if top_p is not None or min_p is not None or top_n_sigma is not None:
             check_share("top_p", top_p)
             check_share("min_p", min_p)
+            check_sigma(top_n_sigma)
+            top_p = None if top_p == 1 else top_p
         if temperature < GREEDY_BELOW:
             return self.topk(h, 1, from_block=from_block, edits=edits, limit=limit).ids[..., 0]
         V = self._limit(limit)
@@ -199,7 +204,7 @@ class ScreenedHead(Head):
         states = self._states(h, from_block)
         shape = states.shape[:-1]
         generators = each(generator, math.prod(shape), "generators")
-        if top_k is None and top_p is None and min_p is None:
+        if top_k is None and top_p is None and not min_p and not top_n_sigma:
             with self._lock:
                 ids = self._draw(states, temperature, generators, edits, V)
             return torch.from_numpy(ids if len(shape) == 1 else ids.reshape(shape))
@@ -210,17 +215,20 @@ class ScreenedHead(Head):
             drawn[n] = kept.ids[pick(kept.z, temperature, generators[n])]
 
         with self._lock:
-            if top_k is not None:
+            if top_k is not None and not top_n_sigma:
                 best = self._best(states, top_k, edits, V, np.float64)
                 for n, (ids, y) in enumerate(zip(*best, strict=True)):
                     choose(n, Scored(ids, y))
-                return torch.from_numpy(drawn).view(shape)
-            for n, row in enumerate(self._rows(_array(states), edits, V, dense=top_p is not None)):
-                if top_p is not None:
-                    choose(n, row.best(V))
-                else:
-                    margin = temperature * -math.log(min_p) if min_p else math.inf
-                    choose(n, row.near(margin))
+            elif top_n_sigma:
+                for n, row in enumerate(self._rows(array_of(states), edits, V)):
+                    near = row.near(top_n_sigma * row.deviation(self._scanner.moments)).ordered()
+                    choose(n, Scored(near.ids[:top_k], near.z[:top_k]))
+            else:
+                first = self._chances.draw(generators)  # [B, pairs, 2]
+                for n, row in enumerate(self._rows(array_of(states), edits, V)):
+                    one = row.draw_cut(temperature, top_p, min_p, generators[n], first[n])
+                    drawn[n] = one.id
+                    self.stats.count(one)
         return torch.from_numpy(drawn).view(shape)
 
     def candidates(
@@ -245,9 +253,17 @@ class ScreenedHead(Head):
         states = self._states(h, from_block)
         plain = [Edit(check_ids(ids, V), _unchanged) for ids in touched]
         with self._lock:
-            rows = [row.candidates(k) for row in self._rows(_array(states), plain, V)]
+            rows = [row.candidates(k) for row in self._rows(array_of(states), plain, V)]
         found = [TopK(torch.from_numpy(one.ids), torch.from_numpy(one.z).float()) for one in rows]
         return joined(found, V, states)
+
+    @contextmanager
+    def rows(self, h: Tensor, touched: Sequence[Tensor] | None = None) -> Iterator[Iterator[Row]]:
+        """Give each state as a row to ask, and keep others waiting; touched ids are left out."""
+        V, given = self._V, touched
+        plain = None if given is None else [Edit(check_ids(ids, V), _unchanged) for ids in given]
+        with self._lock:
+            yield self._rows(array_of(self._states(h)), plain, V)
 
     def score(self, h: Tensor, ids: Tensor, *, from_block: bool = False) -> Tensor:
         """Score just these tokens, logits `[..., n]`, in float64 and rounded once to float32.
@@ -256,18 +272,42 @@ class ScreenedHead(Head):
         `[..., n]`, own ones for each.
         """
         states = self._states(h, from_block)
-        ids = check_ids(ids, self._V, "ids")
-        check_shape(ids, states)
-        shape = *states.shape[:-1], ids.shape[-1]
-        own = ids.expand(shape).reshape(math.prod(shape[:-1]), shape[-1]).cpu().numpy()
+        own, shape = own_ids(ids, states, self._V)
         z = np.empty(own.shape)
         scanner = self._scanner
         with self._lock:
             self._made_of.check()
-            for n, state in enumerate(_array(states)):
+            for n, state in enumerate(array_of(states)):
                 if own.shape[1]:
                     z[n] = self.kernels.scores(scanner.numbers, scanner.bias, own[n], state)
         return torch.from_numpy(self._transform(z)).float().view(shape)
+
+    def logprobs(
+        self,
+        h: Tensor,
+        ids: Tensor,
+        *,
+        error: float = 0.0,
+        limit: int | None = None,
+        from_block: bool = False,
+    ) -> Tensor:
+        """Give the log-probabilities `[..., n]` of tokens, each off by at most `error`, proven.
+
+        With 0 the dense head answers.
+        """
+        check_error(error)
+        if not error:
+            return super().logprobs(h, ids, limit=limit, from_block=from_block)
+        V = self._limit(limit)
+        states = self._states(h, from_block)
+        own, shape = own_ids(ids, states, V)
+        told = np.empty(own.shape)
+        with self._lock:
+            for n, row in enumerate(self._rows(array_of(states), None, V)):
+                told[n], fallback = row.logprobs(own[n], error)
+                if fallback:
+                    self.stats.fallbacks["logprobs"] += 1
+        return torch.from_numpy(told).float().view(shape)
 
     def loss(
         self, h: Tensor, targets: Tensor, *, from_block: bool = False, **options: Any
@@ -294,7 +334,7 @@ class ScreenedHead(Head):
         else:
             left = np.arange(shape[0])
         with np.errstate(over="ignore"):  # what float32 cannot hold is infinite
-            for n, row in zip(left, self._rows(_array(states)[left], edits, V), strict=True):
+            for n, row in zip(left, self._rows(array_of(states)[left], edits, V), strict=True):
                 ids[n], y[n] = row.best(k)
             return ids, y.astype(dtype, copy=False)
 
@@ -320,14 +360,14 @@ class ScreenedHead(Head):
         else:
             left = list(range(len(ids)))
         if left:
-            rows = self._rows(_array(states)[left], edits, V)
+            rows = self._rows(array_of(states)[left], edits, V)
             for n, row in zip(left, rows, strict=True):
                 one = row.draw(temperature, generators[n], first[n])
                 ids[n] = one.id
                 self.stats.count(one)
         return ids
 
-    def _rows(self, states: Float32, edits: Edits, V: int, dense: bool = False) -> Iterator[Row]:
+    def _rows(self, states: Float32, edits: Edits, V: int) -> Iterator[Row]:
         """Give every state `[B, d]` as a row to ask; call it under the lock."""
         self._made_of.check()
         changes = each(edits, len(states), "edits")
@@ -336,63 +376,23 @@ class ScreenedHead(Head):
         self.stats.states += len(states)
         for first in range(0, len(states), TOGETHER):
             part = states[first : first + TOGETHER]
-            queries = [None] * len(part) if dense else self._scanner.read(part, V)
+            queries = self._scanner.read(part, V)
             for h, edit, query in zip(part, changes[first:], queries, strict=False):
                 if query is None:
-                    self.stats.fallbacks["top_p" if dense else "not finite"] += 1
-                    yield self._dense_row(h, edit, V)
+                    self.stats.fallbacks["not finite"] += 1
+                    yield dense_row(self.dense, h, edit, V)
                     continue
                 if not query.fits:
                     self.stats.fallbacks["range"] += 1
-                touched = self._touch(query, edit)
+                touched = touch(query, edit, self._transform)
                 scanner = self._scanner
-                yield ScreenedRow(query, touched, self._transform, scanner.weights, scanner.sums)
+                yield ScreenedRow(query, touched, self._transform, scanner.weights, scanner.sums, V)
                 self.stats.rescored += query.rescored
-
-    @torch.no_grad()
-    def _dense_row(self, h: Float32, edit: Edit | None, V: int) -> DenseRow:
-        y = self.dense(torch.from_numpy(h))[:V].double()
-        if edit is not None and len(edit.ids):
-            y = y.index_copy(0, edit.ids, edit.apply(y[edit.ids]))
-        return DenseRow(y.numpy())
-
-    @torch.no_grad()
-    def _touch(self, query: Query, edit: Edit | None) -> Scored:
-        """Take the edited rows out of the screen, and give them with their new logits."""
-        if edit is None or not len(edit.ids):
-            return NOTHING
-        rows = query.score(edit.ids.numpy())
-        query.exclude(rows.ids)
-        return Scored(rows.ids, edit.apply(torch.from_numpy(self._transform(rows.z))).numpy())
-
-    def _states(self, h: Tensor, from_block: bool) -> Tensor:
-        """Give what enters the projection, `[..., d]`, in float32 as the weight's dtype has it."""
-        if not from_block and self._is_plain(h):
-            return h
-        with torch.no_grad():
-            entering = self.dense.entering(h, from_block=from_block).to(self._dtype).float()
-        return entering.detach().contiguous()
-
-    def _is_plain(self, h: Tensor) -> bool:
-        """Tell whether h can be read as it is; to ask the dense head takes longer."""
-        return (
-            type(h) is Tensor
-            and h.dtype is torch.float32 is self._dtype
-            and h.shape[-1:] == self._width
-            and h.is_cpu
-            and h.is_contiguous()
-        )
 
     def __repr__(self) -> str:
         share = self.screen.nbytes / (self.vocab_size * self.hidden_size * 4)
         loops = "numba" if self.compiled else "torch"
         return f"ScreenedHead({self.dense!r}, copy={share:.1%} of float32, loops={loops})"
-
-
-def _array(states: Tensor) -> Float32:
-    """Give states `[..., d]` as an array `[B, d]`."""
-    array: Float32 = states.detach().numpy()
-    return array.reshape(-1, array.shape[-1])
 
 
 def _unchanged(z: Tensor) -> Tensor:

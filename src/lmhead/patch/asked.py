@@ -1,13 +1,13 @@
 """What a call of transformers' `generate` asks of the head, read from its prepared processors.
 
 A call can be answered from a few candidates if each of its processors either changes logits of
-ids that are known beforehand, each by itself and by a stated factor at most (penalties, biases,
-bans), or is one of the cuts that follow in transformers' own order: temperature, top_k, top_p,
-min_p. Everything else needs all logits, and `read` says what.
+ids that are known beforehand, each by itself and a greater one never to a lesser (penalties,
+biases, bans), or is one of the cuts that follow in transformers' own order: temperature, top_k,
+top_p, min_p. Everything else needs all logits, and `read` says what.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -76,10 +76,9 @@ class Asked:
     changes: tuple[Any, ...] = ()  # transformers' own processors, in their order
     draws: bool = False
     temperature: float = 1.0
-    top_k: int = 1
+    top_k: int = 1  # 0: all tokens
     top_p: float | None = None
     min_p: float | None = None
-    factor: float = field(default=1.0)  # how much further apart the changes put two logits at most
 
     def touched(self, input_ids: Tensor, V: int) -> list[Tensor] | None:
         """Give the ids below V that the changes may touch, ascending, for each row `[B, T]`."""
@@ -127,23 +126,12 @@ def _check(changes: Sequence[Any], cuts: dict[str, Any], draws: bool, V: int) ->
     if not draws:
         if cuts:
             return f"{next(iter(cuts))} without do_sample is not transformers' own order"
-        return Asked(tuple(changes), factor=_factor(changes))
-    if "top_k" not in cuts:
-        others = [name for name in ("top_p", "min_p") if name in cuts]
-        return f"{' and '.join(others) or 'a draw'} without top_k looks at all probabilities"
-    if cuts["top_k"] > min(MOST, V):
+        return Asked(tuple(changes))
+    if cuts.get("top_k", 0) > min(MOST, V):
         return f"top_k is {cuts['top_k']:,}; from the screen up to {min(MOST, V):,}"
     if 0 < cuts.get("min_p", 1) < 1e-30:
         return "min_p is next to nothing"
-    return Asked(tuple(changes), True, **cuts, factor=_factor(changes))
-
-
-def _factor(changes: Sequence[Any]) -> float:
-    factor = 1.0
-    for change in changes:
-        penalty = float(getattr(change, "penalty", 1.0))
-        factor *= max(penalty, 1 / penalty)
-    return factor
+    return Asked(tuple(changes), True, **{"top_k": 0, **cuts})
 
 
 def _ours(processor: Any, names: Iterable[str]) -> bool:

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from lmhead.errors import LMHeadError
+from lmhead.head.screening.rows import ScreenedRow
 from lmhead.patch import certain
 from lmhead.patch.asked import Asked
+from lmhead.patch.certain import Floats
+from lmhead.patch.contest import Contest, Ints, Tokens
 from lmhead.patch.screen import Ready
 
 _SPARE = 8
@@ -35,7 +38,7 @@ class Call:
 
     def enter(self, h: Tensor) -> Tensor:
         """Take what enters the output layer, and let none of its rows through."""
-        if not self.armed or h.ndim != 3 or h.dtype != torch.float32:
+        if not self.armed or h.ndim != 3 or h.dtype != self.ready.layer.weight.dtype:
             return h
         self.armed, self.taken, self.h = False, True, h
         return h.narrow(-2, 0, 0)
@@ -53,12 +56,12 @@ class Call:
         if h is None or scores.shape != (len(h), 1) or self.ready.vocab_size == 1:
             self.count("dense step")  # the model went another way: these are its logits
             return self._dense(input_ids, scores)
-        found = self._screened(input_ids, h[:, -1].contiguous())
+        found = self._screened(input_ids, h[:, -1].float().contiguous())
         if found is not None:
             self.count("step")
             return found
         self.count("dense step")
-        logits = self.ready.head.dense(h)[:, -1].to(copy=True, dtype=torch.float32)
+        logits = self.ready.dense(h)[:, -1].to(copy=True, dtype=torch.float32)
         return self._dense(input_ids, logits)
 
     def _dense(self, input_ids: Tensor, logits: Tensor) -> Tensor:
@@ -69,65 +72,135 @@ class Call:
         """Answer states `[B, d]` from the screen, or give None where one is not certain."""
         if not h.isfinite().all():
             return None
-        asked, V, B = self.asked, self.ready.vocab_size, len(h)
-        touched = asked.touched(input_ids, V)
+        touched = self.asked.touched(input_ids, self.ready.vocab_size)
         try:
-            ids, z = self.ready.head.candidates(h, min(asked.top_k + _SPARE, V), touched)  # [B, n]
+            if self.asked.draws and not self.asked.top_k:
+                return self._from_all(input_ids, h, touched)
+            return self._from_best(input_ids, h, touched)
         except LMHeadError:  # another thread writes to the weights
             return None
-        scores = z.new_full((B, V + 1), -torch.inf).scatter_(1, ids, z)[:, :V]
-        for change in asked.changes:
-            scores = change(input_ids, scores)
-        if asked.temperature != 1:
-            scores = scores / asked.temperature
+
+    def _from_best(
+        self, input_ids: Tensor, h: Tensor, touched: list[Tensor] | None
+    ) -> Tensor | None:
+        """Answer from the best tokens and the touched ones."""
+        asked, V, ready = self.asked, self.ready.vocab_size, self.ready
+        spare = _SPARE if ready.layer.weight.dtype == torch.float32 else _SPARE + asked.top_k
+        ids, z = ready.head.candidates(h, min(asked.top_k + spare, V), touched)  # [B, n]
         real = ids < V
-        y = scores.gather(1, ids.clamp(max=V - 1)).masked_fill(~real, -torch.inf).double().numpy()
-        if not (y < np.inf).all():  # NaN, or divided by next to nothing
+        e = torch.from_numpy(ready.errors(h, ids.numpy()))
+        low, high = (
+            self._scores(input_ids, ids, end.masked_fill(~real, -torch.inf))
+            for end in ready.ends(z.masked_fill(~real, 0.0), e)
+        )
+        y = [end.double().numpy() for end in (low, high)]
+        if not all((end < np.inf).all() for end in y):  # NaN, or divided by next to nothing
             return None
         rest = self._rest(h, ids, z, touched)
-        e = asked.factor * self.ready.errors(h, ids.numpy()) / asked.temperature
-        finite = np.isfinite(y)
-        rounding = 2 * (len(asked.changes) + 2) * asked.factor * certain.U
-        e = np.where(finite, e + rounding * np.abs(np.where(finite, y, 0)), 0)
         if not asked.draws:
-            at = [certain.best(*row) for row in zip(y, e, rest, strict=True)]
-            return None if None in at else scores
-        q = _numbers_to_come(scores).gather(1, ids.clamp(max=V - 1)).double().numpy()
-        kept = [
-            certain.drawn(*row, asked)
-            for row in zip(y, e, rest, np.log(q), strict=True)
-        ]  # fmt: skip
-        if any(columns is None for columns in kept):
-            return None
-        stay = torch.from_numpy(np.stack(kept)) & real  # type: ignore[arg-type]
-        cut = scores.new_full((B, V + 1), -torch.inf)
-        there = scores.gather(1, ids.clamp(max=V - 1)).masked_fill(~stay, -torch.inf)
-        return cut.scatter_(1, ids, there)[:, :V]
+            if not all(certain.best(*row) for row in zip(*y, rest, strict=True)):
+                return None
+            kept = None
+        else:
+            q = _numbers_to_come(len(h), V).gather(1, ids.clamp(max=V - 1)).double().numpy()
+            columns = [
+                certain.drawn(low_n, high_n, rest_n, log_q, asked)
+                for low_n, high_n, rest_n, log_q in zip(*y, rest, np.log(q), strict=True)
+            ]
+            if any(row is None for row in columns):
+                return None
+            kept = torch.from_numpy(np.stack(columns))  # type: ignore[arg-type]
+        stay = real if kept is None else kept & real
+        scores = low.new_full((len(h), V + 1), -torch.inf)
+        return scores.scatter_(1, ids, low.masked_fill(~stay, -torch.inf))[:, :V]
+
+    def _scores(self, input_ids: Tensor, ids: Tensor, logits: Tensor) -> Tensor:
+        """Do to logits `[B, n]` of ids what the processors before the cuts do; V is no id."""
+        V = self.ready.vocab_size
+        if self.asked.changes:
+            scores = logits.new_full((len(ids), V + 1), -torch.inf).scatter_(1, ids, logits)[:, :V]
+            for change in self.asked.changes:
+                scores = change(input_ids, scores)
+            logits = scores.gather(1, ids.clamp(max=V - 1)).masked_fill(ids == V, -torch.inf)
+        return logits if self.asked.temperature == 1 else logits / self.asked.temperature
 
     def _rest(self, h: Tensor, ids: Tensor, z: Tensor, touched: list[Tensor] | None) -> list[float]:
         """Bound the scores of all tokens that are no candidates, for each state."""
         V = self.ready.vocab_size
-        worst = self.ready.errors(h, np.full((len(h), 1), V))[:, 0]
-        bounds = []
+        worst = torch.from_numpy(self.ready.errors(h, np.full((len(h), 1), V)))[:, 0]
+        floors = z.new_full((len(h),), -torch.inf)
         for n in range(len(h)):
             real = ids[n] < V
             free = real if touched is None else real & ~torch.isin(ids[n], touched[n])
-            if int(real.sum()) == V or not bool(free.any()):
-                bounds.append(-float("inf"))
-                continue
-            floor = float(z[n][free].min())
-            top = floor + float(worst[n])
-            bounds.append((top + 4 * certain.U * abs(top)) / self.asked.temperature)
+            if int(real.sum()) < V and bool(free.any()):
+                floors[n] = z[n][free].min()
+        none = floors == -torch.inf
+        _, top = self.ready.ends(floors.masked_fill(none, 0.0), worst)
+        top = top.masked_fill(none, -torch.inf) / self.asked.temperature
+        bounds: list[float] = top.tolist()
         return bounds
 
+    def _from_all(
+        self, input_ids: Tensor, h: Tensor, touched: list[Tensor] | None
+    ) -> Tensor | None:
+        """Answer a draw from all tokens: give the one that multinomial is going to draw."""
+        asked, V, ready = self.asked, self.ready.vocab_size, self.ready
+        log_q = _numbers_to_come(len(h), V).log_().double().numpy()  # [B, V]
+        if not np.isfinite(log_q).all():
+            return None
+        worst = ready.errors(h, np.full((len(h), 1), V))[:, 0]
+        scale = ready.transform.factor
+        scores = torch.full((len(h), V), -torch.inf)
+        with ready.head.rows(h, touched) as rows:
+            for n, row in enumerate(rows):
+                if not isinstance(row, ScreenedRow):
+                    return None
 
-def _numbers_to_come(scores: Tensor) -> Tensor:
+                def ends(ids: Ints, z: Floats, n: int = n) -> tuple[Floats, Floats]:
+                    e = torch.from_numpy(ready.errors(h[n : n + 1], ids[None])[0])
+                    low, high = ready.ends(torch.from_numpy(z), e)
+                    return _wide(low / asked.temperature), _wide(high / asked.temperature)
+
+                def uppers(n: int = n, row: ScreenedRow = row) -> Floats:
+                    upper = torch.from_numpy(row.query.upper.astype(np.float64))
+                    e = torch.full_like(upper, worst[n])
+                    none = upper == -torch.inf
+                    _, high = ready.ends(upper.masked_fill(none, 0.0), e)
+                    return _wide(high.masked_fill(none, -torch.inf) / asked.temperature)
+
+                def shaken(size: float, n: int = n) -> float:
+                    return float(worst[n] * scale + ready.unit * size) + certain.U * size
+
+                ids = row.touched.ids
+                changed = Tokens(ids, *(np.empty(0),) * 2)
+                if len(ids):
+                    at, e = torch.from_numpy(ids)[None], ready.errors(h[n : n + 1], ids[None])
+                    both = ready.ends(torch.from_numpy(row.touched.z)[None], torch.from_numpy(e))
+                    own = input_ids[n : n + 1]
+                    low, high = (_wide(self._scores(own, at, end)[0]) for end in both)
+                    if not (high < np.inf).all() or not (low < np.inf).all():
+                        return None
+                    changed = Tokens(ids, low, high)
+                contest = Contest(
+                    row.query, ready.transform, changed, ends, uppers, log_q[n], asked, shaken
+                )
+                token = contest.winner()
+                if token is None:
+                    return None
+                scores[n, token] = 0.0
+        return scores
+
+
+def _wide(x: Tensor) -> Floats:
+    y: Floats = x.double().numpy()
+    return y
+
+
+def _numbers_to_come(B: int, V: int) -> Tensor:
     """Give the exponential numbers `[B, V]` that torch.multinomial is going to draw.
 
     From a copy of the global generator: it is not moved.
     """
     generator = torch.Generator()
     generator.set_state(torch.get_rng_state())
-    return torch.empty_like(scores, memory_format=torch.contiguous_format).exponential_(
-        1, generator=generator
-    )
+    return torch.empty(B, V).exponential_(1, generator=generator)

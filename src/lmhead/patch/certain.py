@@ -1,12 +1,12 @@
 """Which token the dense layer would have led to, for certain, from logits known to an error.
 
-The model's float32 logits differ from the exact ones in their last bits, by an amount that is
-bounded (`reach` below) but not known: it depends on the order in which a library adds up. So each
-candidate has an interval, and a token is the answer only if it is the answer for all logits in
-the intervals. Where that cannot be told, nothing is returned, and the dense layer is asked.
+The model's logits differ from the exact ones in their last bits, by an amount that is bounded but
+not known: it depends on the order in which a library adds up. So each candidate has an interval,
+and a token is the answer only if it is the answer for all logits in the intervals. Where that
+cannot be told, nothing is returned, and the dense layer is asked.
 
-Symbols: y scores `[n]` of the candidates of one state, e their errors `[n]`, `rest` the largest
-score that any other token can have.
+Symbols: low and high `[n]`, both ends of the scores of the candidates of one state; `rest` the
+largest score that any other token can have.
 """
 
 import math
@@ -27,26 +27,29 @@ DEEP, DEEPEST = 60.0, 80.0
 """So far below the best, float32 probabilities are still precise; and begin to lose digits."""
 
 
-def best(y: Floats, e: Floats, rest: float) -> int | None:
-    """Give the column of the largest score."""
-    at = int(y.argmax())
-    low = float(y[at] - e[at])
-    high = y + e
-    high[at] = rest
-    return at if math.isfinite(low) and low > high.max() else None
+def best(low: Floats, high: Floats, rest: float) -> bool:
+    """Tell whether it is certain which score is the largest, or that several are equal and largest.
+
+    Among equal ones argmax takes the first.
+    """
+    top = float(low.max())
+    if not math.isfinite(top) or not top > rest:
+        return False
+    first = high >= top
+    return int(first.sum()) == 1 or bool((low[first] == high[first]).all())
 
 
-def drawn(y: Floats, e: Floats, rest: float, log_q: Floats, asked: Asked) -> Bools | None:
+def drawn(low: Floats, high: Floats, rest: float, log_q: Floats, asked: Asked) -> Bools | None:
     """Give columns to draw from, such that the draw is the one from all logits.
 
     torch.multinomial takes the largest p / q, q being exponential random numbers `[n]`. The
     columns are those that may be left by the cuts; the winner is certainly left, and certainly
     beats all of them.
     """
-    possible = y > -np.inf
-    if not possible.any() or not np.isfinite(e[possible]).all():
+    possible = high > -np.inf
+    if not possible.any():
         return None
-    cut = _Cut(y - e, y + e, possible.copy(), possible)
+    cut = _Cut(low, high, low > -np.inf, possible)
     if not cut.top_k(asked.top_k, rest):
         return None
     if asked.top_p is not None:
@@ -55,13 +58,12 @@ def drawn(y: Floats, e: Floats, rest: float, log_q: Floats, asked: Asked) -> Boo
         cut.min_p(math.log(asked.min_p))
     if not cut.certain.any():
         return None
-    top = float(y.max())
-    low = np.where(cut.certain, cut.low - log_q, -np.inf)
-    high = np.where(cut.possible, np.where(y < top - DEEPEST, top - DEEPEST + 1, cut.high), -np.inf)
-    high = np.where(cut.possible, np.maximum(high, cut.high) - log_q, -np.inf)
-    at = int(low.argmax())
-    high[at] = -np.inf
-    if y[at] < top - DEEP or not low[at] - ROUNDING > high.max() + ROUNDING:
+    top = float(high.max())
+    keys = np.where(cut.certain, low - log_q, -np.inf)
+    others = np.where(cut.possible, np.maximum(high, top - DEEPEST + 1) - log_q, -np.inf)
+    at = int(keys.argmax())
+    others[at] = -np.inf
+    if low[at] < top - DEEP or not keys[at] - ROUNDING > others.max() + ROUNDING:
         return None
     return cut.possible
 
@@ -81,9 +83,9 @@ class _Cut:
         n = len(low)
         if rest > -np.inf and int((self.low > rest).sum()) < k:
             return False
-        above_at_most = n - np.searchsorted(high, self.low, "right")  # itself among them
+        above_at_most = n - np.searchsorted(high, self.low, "right") - (self.high > self.low)
         above_at_least = n - np.searchsorted(low, self.high, "right")
-        self.certain &= (above_at_most <= k) & (self.low > rest)
+        self.certain &= (above_at_most < k) & (self.low > rest)
         self.possible &= above_at_least < k
         return True
 

@@ -32,7 +32,7 @@ from lmhead.head.find.locate import locate
 from lmhead.head.projection import Projection
 from lmhead.patch.asked import read
 from lmhead.patch.call import Call
-from lmhead.patch.screen import Choice, Screen, check_choice, why_not_now
+from lmhead.patch.screen import Choice, Rounding, Screen, check_choice, why_not_now
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,15 +70,20 @@ class GeneratePath:
         return f"{'screened' if self.screened else 'dense'}: {self.reason}"
 
 
-def patch_generate(model: M, screen: Choice = "auto") -> M:
+def patch_generate(model: M, screen: Choice = "auto", rounding: Rounding = "as-model") -> M:
     """Let `model.generate` read the screened head wherever that gives the same tokens.
 
     Greedy or sampled, a seed gives the tokens that it gave before. `pipeline` and streamers are
     served likewise. `explain_generate(model, **settings)` tells which path a call takes, and
     `model.lmhead_stats` counts them. `screen="auto"` stays dense where numba's compiled loops are
     missing; "always" does not. Returns the model.
+
+    `rounding="as-model"` repeats the roundings of the model's own logits, to bfloat16 say, equal
+    ones in the order of their ids; where they cannot be told, the dense layer is asked.
+    `rounding="exact"` goes by the exact scores of the stored weights: tokens that the model's
+    rounding makes equal, or swaps, are told apart.
     """
-    check_choice(screen)
+    check_choice(screen, rounding)
     from transformers import GenerationMixin
 
     kind: Any = type(model)
@@ -93,7 +98,7 @@ def patch_generate(model: M, screen: Choice = "auto") -> M:
         raise UnsupportedModel(
             f"{kind.__name__} has a loop of its own in `_sample`; expected that of transformers"
         )
-    patch = _Patch(Screen(screen, locate(model, Projection).layer_name))
+    patch = _Patch(Screen(screen, rounding, locate(model, Projection).layer_name))
     setattr(model, _NAME, patch)
     model.__class__ = _patched(kind)
     patch.screen.of(model)  # so that the first call does not wait for the copy
@@ -273,7 +278,8 @@ def _path(plan: Call | str) -> GeneratePath:
     if isinstance(plan, str):
         return GeneratePath(False, plan)
     asked = plan.asked
-    what = f"a draw from the best {asked.top_k}" if asked.draws else "the best token"
+    some = f"the best {asked.top_k}" if asked.top_k else "all tokens"
+    what = f"a draw from {some}" if asked.draws else "the best token"
     then = [name for name in ("top_p", "min_p") if getattr(asked, name) is not None]
     changed = f", {len(asked.changes)} changes of known tokens first" if asked.changes else ""
     return GeneratePath(True, " then ".join([what, *then]) + changed)

@@ -100,7 +100,7 @@ def padded(size: int, unit: int) -> int:
 
 
 def build_screen(weight: Tensor, vocab_size: int, progress: Progress = silent) -> Screen:
-    """Quantise the first `vocab_size` rows of a weight `[>= V, d]`, float32 or bfloat16."""
+    """Quantise the first `vocab_size` rows of a weight `[>= V, d]`, of floats of 32 or 16 bits."""
     V, d = vocab_size, weight.shape[1]
     rows, columns = padded(V, BLOCK), padded(d, LANES)
     q = torch.zeros(rows, columns, dtype=torch.int8)

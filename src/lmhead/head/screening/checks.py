@@ -9,6 +9,7 @@ from lmhead.head.dense import LMHead
 from lmhead.head.screening.bounds import SMALLEST_STEP, Screen
 
 _CHUNK = 2**16  # weights checked together: they stay in the processor's cache
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NEARLY = 1 + 1e-10
 
 
@@ -17,10 +18,10 @@ def check_head(head: LMHead) -> None:
     if not isinstance(head, LMHead):
         raise BadInput(f"the head is a {type(head).__name__}; expected an LMHead to screen")
     weight = head.weight
-    if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
+    if weight.dtype not in _DTYPES or weight.device.type != "cpu":
         raise UnsupportedModel(
             f"the head's weight is {weight.dtype} on {weight.device}; a screened head takes "
-            "float32 or bfloat16 on the cpu: convert it, or use the dense head"
+            "float32, bfloat16 or float16 on the cpu: convert it, or use the dense head"
         )
     if head.scale is not None and head.scale.factor < 0:
         raise UnsupportedModel(

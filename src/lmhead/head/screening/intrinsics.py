@@ -196,13 +196,15 @@ def float_of(typing: Any, bits: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def widen(typing: Any, x: Any) -> Any:
-    """Turn a weight into float64: a float32, or a bfloat16 given as its uint16 bits."""
+    """Turn a weight into float64: a float32, or the bits of a bfloat16 or (int16) a float16."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         value = args[0]
         if x == types.uint16:
             bits = builder.shl(builder.zext(value, _I32), _I32(16))
             value = builder.bitcast(bits, ir.FloatType())
+        elif x == types.int16:
+            value = builder.fpext(builder.bitcast(value, ir.HalfType()), ir.FloatType())
         return builder.fpext(value, ir.DoubleType())
 
     return types.float64(x), generate

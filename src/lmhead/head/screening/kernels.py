@@ -37,6 +37,7 @@ from lmhead.head.screening.intrinsics import (
     prefetch,
     widen,
 )
+from lmhead.head.screening.levels import levels as levels
 from lmhead.head.screening.loops import Forked
 from lmhead.head.screening.rejection import WIDEST, exponent_of, float32_from
 
@@ -399,8 +400,9 @@ def best(
 
 
 def numbers(weight: torch.Tensor) -> Any:
-    """Give a weight to numba, which knows no bfloat16, as an array."""
-    return (weight.view(torch.uint16) if weight.dtype == torch.bfloat16 else weight).numpy()
+    """Give a weight to numba as an array; of 16-bit numbers, which it does not know, the bits."""
+    bits = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+    return weight.view(bits.get(weight.dtype, weight.dtype)).numpy()
 
 
 @njit(parallel=True, cache=True, nogil=True, fastmath=_FAST)  # type: ignore[untyped-decorator]

@@ -51,6 +51,7 @@ def _scan(copy: tuple[Any, ...], V: int, room: Room) -> None:
     gamma = g.shape[1] * 2.0**-24 / (1 - g.shape[1] * 2.0**-24)
     inner = np.linalg.norm(g.astype(np.float64) * step, axis=1, keepdims=True) * gamma * 1.01
     epsilon = epsilon + inner.astype(np.float32)
+    room.factors[:, 2:] = epsilon  # `levels` needs them as they were used
     for first in range(0, V, _ROWS):
         part = slice(first, min(first + _ROWS, V))
         # numpy's product: torch's may be told to do float32 in bfloat16, out of all bounds
@@ -132,3 +133,37 @@ def propose(q: Float32, sums: Float64, place: float) -> int:
     inside = np.cumsum(q[block * BLOCK : (block + 1) * BLOCK], dtype=np.float64)
     place -= float(ends[block] - sums[block])
     return block * BLOCK + min(int(np.searchsorted(inside, place, side="right")), BLOCK - 1)
+
+
+def levels(
+    upper: Float32,
+    peaks: Float32,
+    residual: Float32,
+    norm: Float32,
+    spread: tuple[float, float, float],
+    cut: float,
+    thresholds: Float32,
+    width: float,
+    exponent: tuple[float, float, float],
+    cap: float,
+) -> Float64:
+    """Count the rows whose bound is below cut, and add up both ends of their weights: `[3, K]`.
+
+    Level k has the rows whose bound is below the threshold of level k - 1 (cut, for the first) and
+    not below `thresholds[k]`, which descend by the width; the last level has all the rest.
+    `spread` are the factors of the width of a row's interval, `exponent` slope, shift and slack.
+    """
+    rows = np.flatnonzero((upper < np.float32(cut)) & (upper > -np.inf))
+    high = upper[rows].astype(np.float64)
+    K = len(thresholds)
+    at = np.minimum(K - np.searchsorted(thresholds[::-1], upper[rows], side="right"), K - 1)
+    rho, epsilon, extra = spread
+    low = high - (rho * residual[rows].astype(np.float64) + epsilon * norm[rows]) - extra
+    if cap > 0:
+        high, low = np.tanh(high / cap) * cap, np.tanh(low / cap) * cap
+    slope, shift, slack = exponent
+    high = np.exp2(np.clip(high * slope + shift + slack, -100, 100))
+    low = np.exp2(np.minimum(low * slope + shift - slack, 100))
+    return np.stack(
+        [np.bincount(at, mass, minlength=K).astype(float) for mass in (None, high, low)]
+    )

@@ -6,7 +6,7 @@ that enough other rows are known to reach; -inf marks a row that takes no part.
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +15,16 @@ from lmhead.head.screening.bounds import BLOCK, Float32, Float64, Ints
 from lmhead.head.screening.ranking import Scored, settle
 
 NOTHING = Scored(np.empty(0, np.int64), np.empty(0))
+
+
+class Spread(NamedTuple):
+    """How far below its bound a score can be: `rho r_i + epsilon n_i + extra`, for every row i."""
+
+    residual: Float32  # [rows]
+    norm: Float32  # [rows]
+    rho: float
+    epsilon: float
+    extra: float
 
 
 @dataclass(slots=True)
@@ -35,6 +45,7 @@ class Query:
     upper: Float32  # [rows]
     peaks: Float32  # [blocks]
     fits: bool
+    spread: Spread
     rescored: int = 0
 
     def exclude(self, ids: Ints) -> None:

@@ -63,7 +63,7 @@ class Proposals(NamedTuple):
         `first` are chances that the generator gave already.
         """
         known = float(self.exact[-1])
-        for proposals, (place, chance) in enumerate(_each_chance(generator, first), 1):
+        for proposals, (place, chance) in enumerate(each_chance(generator, first), 1):
             if proposals > TRIES:
                 break
             place *= self.total
@@ -153,9 +153,10 @@ class Chances:
         return self._numbers
 
 
-def _each_chance(
+def each_chance(
     generator: torch.Generator | None, first: Float64 | None
 ) -> Iterator[tuple[float, float]]:
+    """Yield pairs of random numbers from [0, 1), the first ones from what was drawn already."""
     more = Chances()
     made = more.draw([generator])[0] if first is None else first
     while True:

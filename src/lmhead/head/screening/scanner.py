@@ -11,6 +11,8 @@ from lmhead.head.dense import LMHead
 from lmhead.head.screening.bounds import (
     BLOCK,
     LARGEST,
+    SLACK,
+    TINY,
     Float32,
     Float64,
     Ints,
@@ -20,12 +22,14 @@ from lmhead.head.screening.bounds import (
     extremes,
     largest_step,
 )
-from lmhead.head.screening.query import Query
+from lmhead.head.screening.moments import Moments
+from lmhead.head.screening.query import Query, Spread
 from lmhead.head.screening.ranking import Transform
 from lmhead.head.screening.rejection import SCORED_FIRST
 
 TOGETHER = 16
 """States per pass over the copy."""
+_TWICE = 2 * (1 + 2.0**-18)  # with room for the rounding of what it multiplies
 
 
 class Counts(NamedTuple):
@@ -60,6 +64,7 @@ class Scanner:
         self._most = extremes(screen, bias)
         self._cap = largest_step(screen.q.shape[1])
         self._rooms: dict[int, tuple[Float32, Room]] = {}  # views of the largest one
+        self._moments: dict[int, Moments] = {}
         rows = len(screen.scale)
         self.weights = np.empty(rows, np.float32)  # for a draw
         self.sums = np.empty(rows // BLOCK, np.float64)
@@ -120,6 +125,12 @@ class Scanner:
             )
         )  # fmt: skip
 
+    def moments(self, V: int) -> Moments:
+        """Give the sums over the first V rows that mean and deviation of all scores need."""
+        if V not in self._moments:
+            self._moments = {V: Moments(self.weight, self.bias, V)}
+        return self._moments[V]
+
     def _query(self, h: Float32, n: int, V: int, room: Room) -> Query | None:
         error, reach = room.limits[n].tolist()
         if not math.isfinite(reach) and not np.isfinite(h).all():
@@ -130,8 +141,14 @@ class Scanner:
             upper[:V] = peaks[: -(-V // BLOCK)] = np.inf
         return Query(
             self.kernels, self.weight, self.numbers, self.bias,
-            h, error, reach, upper, peaks, fits,
+            h, error, reach, upper, peaks, fits, self._spread(room.factors[n]),
         )  # fmt: skip
+
+    def _spread(self, factors: Float32) -> Spread:
+        """Say how wide the interval of a score is: twice the bound, and what rounding adds."""
+        _, rho, epsilon = factors.tolist()
+        extra = 4 * SLACK * float(self._most[2]) + 4 * TINY
+        return Spread(self._copy[2], self._copy[3], _TWICE * rho, _TWICE * epsilon, extra)
 
     def _room(self, states: int) -> tuple[Float32, Room]:
         """Give room for states `[B, d]`, and for what is found of them."""
