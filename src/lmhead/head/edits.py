@@ -114,10 +114,8 @@ def _ids(ids: Iterable[int]) -> Tensor:
     try:
         whole = [index(i) for i in given if not isinstance(i, bool)]
         found = torch.tensor(list(dict.fromkeys(whole)), dtype=torch.int64)
-    except (TypeError, OverflowError, RuntimeError) as error:
-        raise BadInput(
-            f"an edit got ids that are none ({error}); expected whole numbers"
-        ) from error
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise BadInput(f"an edit got what is no id ({error}); expected whole numbers") from error
     if isinstance(given, list) and len(whole) != len(given):
         raise BadInput("an edit got truth values as ids; expected whole numbers")
     return found
