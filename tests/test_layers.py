@@ -15,7 +15,7 @@ import lmhead
 ROOT = Path(lmhead.__file__).parent
 # From the bottom up. A room imports itself and the rows before its own; nothing sideways.
 ROWS = (
-    {"errors", "progress"},
+    {"errors", "markup", "progress"},
     {"files"},
     {"models"},
     {"loss"},

@@ -37,13 +37,19 @@ _lock = Lock()
 _open = 0
 
 
-def _enter(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def _enter(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     if not _open:
         return None
     changes = [wish.enter for wish in _wishes.get().get(module, ()) if wish.enter is not None]
     for change in changes:
-        args = (change(args[0]), *args[1:])
-    return args if changes else None
+        if args:
+            args = (change(args[0]), *args[1:])
+        else:  # given by its name
+            name = next(n for n, value in kwargs.items() if isinstance(value, Tensor))
+            kwargs = {**kwargs, name: change(kwargs[name])}
+    return (args, kwargs) if changes else None
 
 
 def _leave(module: nn.Module, _args: tuple[Any, ...], result: Any) -> Any:
@@ -66,7 +72,7 @@ def install(module: nn.Module) -> None:
         return
     with _lock:
         if _leave not in module._forward_hooks.values():
-            module.register_forward_pre_hook(_enter)
+            module.register_forward_pre_hook(_enter, with_kwargs=True)
             module.register_forward_hook(_leave)
 
 

@@ -1,0 +1,304 @@
+"""The logit lens: what the head would say after every block, position by position.
+
+Each row of a lens is the output of one block, sent through the final norm and the head as if the
+model ended there. The last row is what the model says: it is compared with the model's own logits
+of the same run, bit by bit.
+
+Symbols: T positions, d the width of a state, V tokens, x `[1, T, d]` what a block puts out,
+z logits `[T, V]`.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lmhead import markup
+from lmhead.body.adding import blocks_of
+from lmhead.body.tap import tapped
+from lmhead.body.torch_body import TorchBody
+from lmhead.errors import BadInput, UnsupportedModel
+from lmhead.generation.prompts import Prompt, Source, encoded, listed
+from lmhead.head.find.trace import tensors_in
+from lmhead.inspect.tokens import Token, find_token
+from lmhead.loading import Model, load
+from lmhead.models.registry import DEFAULT_MODEL
+from lmhead.progress import Progress, silent
+
+LOGITS_AT_ONCE = 1 << 23  # of all rows but the last, whose product is made as the model makes it
+
+
+@dataclass(frozen=True)
+class LensToken:
+    """One of the best tokens of a cell."""
+
+    id: int
+    text: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class LensCell:
+    """What the head would say after one block, at one position."""
+
+    top: tuple[LensToken, ...]  # the best tokens, best first
+    entropy: float  # of the whole distribution, in nats
+    kl: float  # KL(final || this), in nats: how far it is from what the model says in the end
+    rank: int  # of the token that the model says in the end; 1 is the best
+    probability: float  # of that token
+    token_rank: int | None = None  # the same of the token that is followed
+    token_probability: float | None = None
+
+
+@dataclass(frozen=True)
+class LensRow:
+    """All positions after one block."""
+
+    name: str  # "embedding", "block 0", ...
+    block: int | None  # None: before the first block
+    cells: tuple[LensCell, ...]
+
+
+@dataclass(frozen=True)
+class Lens:
+    """What the head would say after every block; the last row is what the model says."""
+
+    model: str
+    prompt: str
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]  # the text of each id; the cell below it is about the token behind it
+    rows: tuple[LensRow, ...]  # from the embedding up
+    token: Token | None  # the one that is followed
+    exact: bool  # the last row equals the model's own logits, bit by bit
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return asdict(self)
+
+    def _repr_html_(self) -> str:
+        head = ["", *self.tokens]
+        body: list[list[str | markup.Cell]] = [
+            [row.name, *(markup.Cell(c.top[0].text, shade=c.top[0].probability) for c in row.cells)]
+            for row in reversed(self.rows)
+        ]
+        return markup.table(head, body, caption=f"{self.model}: what each block would say next")
+
+
+def lens(
+    prompt: Prompt,
+    model: Source = DEFAULT_MODEL,
+    *,
+    token: str | int | Token | None = None,
+    top: int = 5,
+    last: int | None = None,
+    chat: bool = False,
+    tokenizer: Any = None,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    progress: Progress = silent,
+) -> Lens:
+    """Tell what the head would say after every block, at every position of a prompt.
+
+    - `token`: a token to follow, by its text or id: its rank and probability in every cell.
+    - `top`: how many of the best tokens every cell keeps.
+    - `last`: only the last positions, so many.
+    - `tokenizer`, `device`, `dtype`: as in `load`.
+
+    Rows of the head that no token belongs to take no part. A model whose blocks cannot be looked
+    into is refused by name.
+    """
+    for name, value in (("top", top), ("last", 1 if last is None else last)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise BadInput(
+                f"{name} is {value!r}; expected a whole number of at least 1", names=[name]
+            )
+    given = listed(prompt)
+    if len(given) != 1:
+        raise BadInput(f"lens got {len(given)} prompts; expected one")
+    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, progress=progress)
+    text, ids = encoded(loaded, given[0], chat=chat)
+    followed = None if token is None else find_token(loaded, token)
+    rows, exact, _ = looked(loaded, ids, followed, top=top, last=last, progress=progress)
+    shown = ids[-last:] if last else ids
+    return Lens(
+        model=loaded.name,
+        prompt=text,
+        ids=tuple(shown),
+        tokens=tuple(map(loaded.token_text, shown)),
+        rows=tuple(rows),
+        token=followed,
+        exact=exact,
+    )
+
+
+def looked(
+    model: Model,
+    ids: list[int],
+    followed: Token | None,
+    *,
+    top: int,
+    last: int | None = None,
+    progress: Progress = silent,
+) -> tuple[list[LensRow], bool, Tensor]:
+    """Do what `lens` does, for ids; return rows, whether they are exact, and the logits `[T, V]`.
+
+    The logits are the model's own, of the same run.
+    """
+    states, logits = _run(model, ids)
+    rows, exact = _rows(model, states, logits, followed, top, last or len(ids), progress)
+    return rows, exact, logits[0]
+
+
+@torch.inference_mode()
+def _run(model: Model, ids: list[int]) -> tuple[list[Tensor], Tensor]:
+    """Run the model; return what enters the first block and leaves each, and its own logits."""
+    if not isinstance(model.body, TorchBody):
+        raise UnsupportedModel("this engine runs its blocks as one; load the model with torch")
+    net = model.body.model
+    try:
+        blocks = blocks_of(net)
+    except UnsupportedModel:
+        raise UnsupportedModel(
+            f"the blocks of {type(net).__name__} are not one list, as long as its configuration "
+            "says; the lens cannot tell them apart"
+        ) from None
+    caught: list[Tensor] = []
+
+    def catch(x: Tensor) -> Tensor:
+        caught.append(x)
+        return x
+
+    def see(result: Any) -> None:
+        caught.append(next(tensors_in(result)))
+
+    with ExitStack() as stack:
+        stack.enter_context(tapped(blocks[0], enter=catch))
+        for block in blocks:
+            stack.enter_context(tapped(block, see=see))
+        out = net(input_ids=torch.tensor([ids], device=model.body.device), use_cache=False)
+    if len(caught) != len(blocks) + 1:
+        raise UnsupportedModel(
+            f"{type(net).__name__} does not run the {len(blocks)} blocks that were found once each "
+            f"({max(0, len(caught) - 1)} runs); the lens needs a model that does"
+        )
+    return caught, out.logits
+
+
+@torch.inference_mode()
+def _rows(
+    model: Model,
+    states: list[Tensor],
+    logits: Tensor,
+    followed: Token | None,
+    top: int,
+    last: int,
+    progress: Progress,
+) -> tuple[list[LensRow], bool]:
+    head, V = model.head, model.reachable
+    kind = type(model.body.model).__name__
+    own = head(_like(states[-1], logits, head.state_size, kind), from_block=True)
+    exact = torch.equal(own, logits)
+    if not exact and not torch.allclose(own.float(), logits.float(), rtol=1e-3, atol=1e-3):
+        raise UnsupportedModel(
+            f"{kind} does more between its last block and its head than its final norm; the lens "
+            "needs a model whose last block, normed, gives its logits"
+        )
+    final = _Final.of(logits[0, -last:, :V].float())
+    token_text = cache(model.token_text)
+    rows = []
+    with progress("looking through the lens", total=len(states)) as advance:
+        for i, x in enumerate(states):
+            ends = i == len(states) - 1
+            x = x if ends else _like(x, logits, head.state_size, kind)
+            cells: list[LensCell] = []
+            for at in _chunks(len(final.answer), V):
+                if ends:
+                    z = logits[0, -last:, :V][at]
+                else:
+                    z = head(x[0, -last:][at], from_block=True)[..., :V]
+                cells += _cells(z.float(), final.at(at), followed, top, token_text)
+            block = i - 1 if i else None
+            rows.append(LensRow("embedding" if i == 0 else f"block {block}", block, tuple(cells)))
+            advance(1)
+    return rows, exact
+
+
+def _cells(
+    z: Tensor, final: "_Final", followed: Token | None, top: int, text: Any
+) -> Iterator[LensCell]:
+    """Read cells off logits `[n, V]`, beside what the model says in the end."""
+    # Few passes over [n, V], which is where the time goes.
+    z = z - z.amax(-1, keepdim=True)  # so that nothing large is taken from something large
+    total = z.logsumexp(-1)  # [n]
+    best = torch.topk(z, min(top, z.shape[-1]), sorted=True)
+    entropy = (total - _dot((z - total.unsqueeze(-1)).exp_(), z)).clamp_min(0)
+    kl = (total - _dot(final.p, z) - final.entropy).clamp_min(0)
+    wanted = [final.answer]
+    if followed is not None:
+        wanted.append(torch.full_like(final.answer, followed.id))
+    own = [z.gather(-1, ids.unsqueeze(-1)) for ids in wanted]  # [n, 1] each
+    ranks = [(1 + (z > logit).sum(-1)).tolist() for logit in own]
+    shares = [(logit[:, 0] - total).exp().tolist() for logit in own]
+    ids = best.indices.tolist()
+    probabilities = (best.values - total.unsqueeze(-1)).exp().tolist()
+    for n, (h, k) in enumerate(zip(entropy.tolist(), kl.tolist(), strict=True)):
+        yield LensCell(
+            top=tuple(
+                LensToken(i, text(i), share)
+                for i, share in zip(ids[n], probabilities[n], strict=True)
+            ),
+            entropy=h,
+            kl=k,
+            rank=ranks[0][n],
+            probability=shares[0][n],
+            token_rank=None if followed is None else ranks[1][n],
+            token_probability=None if followed is None else shares[1][n],
+        )
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply rows: `[n, V]` and `[n, V]` to `[n]`."""
+    return torch.bmm(a.unsqueeze(1), b.unsqueeze(2)).view(-1)
+
+
+@dataclass(frozen=True)
+class _Final:
+    """What the model says in the end, at n positions."""
+
+    p: Tensor  # [n, V]
+    entropy: Tensor  # [n]
+    answer: Tensor  # [n]
+
+    @classmethod
+    def of(cls, z: Tensor) -> "_Final":
+        z = z - z.amax(-1, keepdim=True)
+        total = z.logsumexp(-1)
+        p = (z - total.unsqueeze(-1)).exp_()
+        return cls(p, total - _dot(p, z), z.argmax(-1))
+
+    def at(self, some: slice) -> "_Final":
+        return _Final(self.p[some], self.entropy[some], self.answer[some])
+
+
+def _like(x: Tensor, logits: Tensor, width: int, kind: str) -> Tensor:
+    """Bring a block's output into the order of the logits `[1, T, V]`: `[1, T, d]`.
+
+    Some models put the batch second, or a prompt of their own before the text.
+    """
+    T = logits.shape[1]
+    rows = x.reshape(-1, x.shape[-1])
+    if x.shape[-1] != width or len(rows) < T or x.ndim > 3:
+        raise UnsupportedModel(
+            f"the blocks of {kind} put out {list(x.shape)}, which is not one state for each of "
+            f"{T} positions; the lens needs [1, {T}, {width}]"
+        )
+    return rows[-T:].unsqueeze(0)
+
+
+def _chunks(T: int, V: int) -> Iterator[slice]:
+    step = max(1, LOGITS_AT_ONCE // V)
+    return (slice(at, at + step) for at in range(0, T, step))
