@@ -358,7 +358,7 @@ def make_vectors(folder: Path, d: int) -> dict[str, tuple[int | str, torch.Tenso
 
 
 @contextmanager
-def served(model: str, vectors: Path, *options: str) -> Iterator[tuple[str, int]]:
+def served(model: str, *options: str) -> Iterator[tuple[str, int]]:
     """Start `lmhead serve` on a free port; end it afterwards."""
     command = [
         sys.executable,
@@ -370,8 +370,6 @@ def served(model: str, vectors: Path, *options: str) -> Iterator[tuple[str, int]
         "--port",
         "0",
         "--json",
-        "--vectors",
-        str(vectors),
         *options,
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -400,6 +398,8 @@ def main() -> None:
     parts = ("mixed", "clients", "first", "guarded")
     parser.add_argument("parts", nargs="*", default=parts, help=", ".join(parts))
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--url", help="A server that runs already; else one is started.")
+    parser.add_argument("--pid", type=int, help="Its process, for its memory.")
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=1000)
@@ -410,29 +410,43 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:
         added = make_vectors(Path(folder), loaded.head.hidden_size)
-        with served(given.model, Path(folder)) as (url, pid):
-            names = list(added)
-            if "clients" in given.parts:
-                found = asyncio.run(throughput(url))
-                print(
-                    f"tokens/s: one client {found['one']:.1f}, eight {found['eight']:.1f}: "
-                    f"{found['ratio']:.2f} times",
-                    flush=True,
-                )
-            if "first" in given.parts:
-                found = asyncio.run(first_token(url))
-                print(
-                    f"first token beside seven long requests: {found['steps']:.2f} steps of "
-                    f"{found['step_ms']:.0f} ms (each: "
-                    f"{', '.join(f'{r:.2f}' for r in found['each'])})",
-                    flush=True,
-                )
-            if "mixed" in given.parts:
-                found = asyncio.run(mixed(url, names, given.requests, 20, given.rounds, pid))
-                print(json.dumps(found), flush=True)
-            if "guarded" in given.parts:
-                told = asyncio.run(guarded(url, names, given.tokens))
-                print(json.dumps(recompute(loaded.body.model, told, added)), flush=True)
+        if given.url:
+            run(given, given.url, given.pid, loaded.body.model, added, Path(folder))
+            return
+        with served(given.model) as (url, pid):
+            run(given, url, pid, loaded.body.model, added, Path(folder))
+
+
+def run(
+    given: Any,
+    url: str,
+    pid: int | None,
+    network: Any,
+    added: dict[str, tuple[int | str, torch.Tensor]],
+    folder: Path,
+) -> None:
+    """Upload the vectors, and measure what was asked for."""
+    for name in added:
+        httpx.delete(f"{url}/v1/steering/{name}", timeout=60)
+        content = (folder / f"{name}.safetensors").read_bytes()
+        reply = httpx.put(f"{url}/v1/steering/{name}", content=content, timeout=60)
+        assert reply.status_code == 201, reply.text
+    names = list(added)
+    if "clients" in given.parts:
+        found = asyncio.run(throughput(url))
+        told = f"one client {found['one']:.1f}, eight {found['eight']:.1f}"
+        print(f"tokens/s: {told}: {found['ratio']:.2f} times", flush=True)
+    if "first" in given.parts:
+        found = asyncio.run(first_token(url))
+        each = ", ".join(f"{ratio:.2f}" for ratio in found["each"])
+        told = f"{found['steps']:.2f} steps of {found['step_ms']:.0f} ms (each: {each})"
+        print(f"first token beside seven long requests: {told}", flush=True)
+    if "mixed" in given.parts:
+        found = asyncio.run(mixed(url, names, given.requests, 20, given.rounds, pid))
+        print(json.dumps(found), flush=True)
+    if "guarded" in given.parts:
+        sequences = asyncio.run(guarded(url, names, given.tokens))
+        print(json.dumps(recompute(network, sequences, added)), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from lmhead.body import Body, TorchBody
-from lmhead.body.placing import device_of, dtype_of, first_line, placed_on
+from lmhead.body.placing import device_of, dtype_of, model_of, placed_on
 from lmhead.body.states import batches
 from lmhead.errors import BadCheckpoint, BadInput, LMHeadError, LMHeadWarning, UnsupportedModel
 from lmhead.files.checkpoint import open_checkpoint
-from lmhead.files.jsons import is_unicode, read_json
+from lmhead.files.jsons import is_unicode
 from lmhead.head import LMHead
 from lmhead.head.find.pretrained import causal_config
 from lmhead.models.conversation import Conversation, wrapped
@@ -30,7 +30,7 @@ from lmhead.models.words import Words
 from lmhead.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 BODIES = ("auto", "torch", "llama.cpp", "max")
 
@@ -219,7 +219,7 @@ def load(
     config = causal_config(open_checkpoint(folder))
     runs = _max_body(folder, progress) if body == "max" else None
     with progress(f"loading {model}", total=None):
-        runs = runs or TorchBody(placed_on(_model(folder, config, what), where))
+        runs = runs or TorchBody(placed_on(model_of(folder, config, what), where))
         head = LMHead.from_model(runs.model)
         found = read_tokenizer(folder, config) if tokenizer is None else _given(tokenizer)
     return Model(str(model), folder, runs, head, found)
@@ -257,11 +257,11 @@ def _by_llama_cpp(model: str | Path, tokenizer: Any, progress: Progress) -> Mode
             names=["body", "model"],
         )
     folder = head_folder(file, progress)
-    config = causal_config(folder)
+    config = causal_config(open_checkpoint(folder))
     with progress(f"loading {model}", total=None):
         head = LMHead.from_pretrained(folder)
         body = LlamaBody.from_folder(file, folder, config, head, progress)
-        found = _tokenizer(folder, config) if tokenizer is None else _given(tokenizer)
+        found = read_tokenizer(folder, config) if tokenizer is None else _given(tokenizer)
     return Model(str(model), folder, body, head, found)
 
 
@@ -362,50 +362,10 @@ def load_head(model: "str | Path | Model", *, progress: Progress = silent) -> He
         return HeadOnly(model.name, model.folder, model.head, model.tokenizer)
     folder = resolve(model, progress)
     with progress(f"reading the head of {model}", total=None):
-        return HeadOnly(str(model), folder, LMHead.from_pretrained(folder), _tokenizer(folder))
+        return HeadOnly(str(model), folder, LMHead.from_pretrained(folder), read_tokenizer(folder))
 
 
 def _max_body(folder: Path, progress: Progress) -> Body:
     from lmhead.body.max_body import MaxBody
 
     return MaxBody.from_pretrained(folder, progress)
-
-
-def _model(folder: Path, config: Any, dtype: torch.dtype | None) -> "PreTrainedModel":
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # what its warnings say is checked below
-
-    def refused(reason: str) -> LMHeadError:
-        if "ignore_mismatched_sizes" in reason:
-            reason = "tensors have other shapes than config.json says"
-        return UnsupportedModel(
-            f"transformers cannot load {folder} as a causal language model ({reason}); expected "
-            "one that AutoModelForCausalLM loads without remote code"
-        )
-
-    if (folder / "generation_config.json").exists():
-        read_json(folder / "generation_config.json")
-    try:
-        with refusing(refused):
-            model, told = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                output_loading_info=True,
-                **({} if dtype is None else {"dtype": dtype}),
-            )
-    finally:
-        logging.set_verbosity(verbosity)
-    if missing := sorted(told["missing_keys"]):
-        raise BadCheckpoint(
-            f"{folder} lacks {len(missing)} of the tensors of a {type(model).__name__} "
-            f"({missing[0]}, ...), which would be random; expected a whole causal language model"
-        )
-    loaded: PreTrainedModel = model.eval()
-    return loaded

@@ -76,7 +76,7 @@ class Body(Protocol):
     ) -> tuple[Tensor, Memory]:
         """Read prompts of any lengths; return h `[B, d]` of their last tokens, and the memory.
 
-        `whole`: return h `[B, T, d]` of all their tokens instead, each prompt at the end of its row.
+        `whole`: return h `[B, T, d]` of all tokens instead, each prompt at the end of its row.
         `room`: for how many more tokens there should be room in the memory, if that helps.
         """
         ...

@@ -241,7 +241,7 @@ class MaxBody:
         _check_rows("input_ids", input_ids, self.config.vocab_size)
         _check_rows("position_ids", position_ids, C)
         allowed = _mask(attention_mask, past, T, input_ids.device)  # [B, 1, T, S]
-        assert allowed is not None  # it is None only where no attention mask is given  # noqa: S101  # for the type checker; never input
+        assert allowed is not None  # it is None only where no attention mask is given
         # not -inf, which minus itself is not a number
         added = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)
         h, keys, values = self._run(

@@ -1,20 +1,18 @@
-"""Where a model of transformers runs, and in what: devices and dtypes, by name."""
+"""A model of transformers, loaded from a folder; where it runs, and in what dtype."""
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lmhead.errors import BadInput
+from lmhead.errors import BadCheckpoint, BadInput, LMHeadError, UnsupportedModel
+from lmhead.files.jsons import read_json
+from lmhead.models.reading import first_line, refusing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or its kind."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def device_of(device: "str | torch.device | None") -> torch.device | None:
@@ -55,3 +53,44 @@ def placed_on(model: "PreTrainedModel", device: torch.device | None) -> "PreTrai
             "choose a smaller dtype",
             names=["device", "dtype"],
         ) from error
+
+
+def model_of(folder: Path, config: Any, dtype: torch.dtype | None) -> "PreTrainedModel":
+    """Load a causal language model of a folder as transformers does, whole or not at all."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what its warnings say is checked below
+
+    def refused(reason: str) -> LMHeadError:
+        if "ignore_mismatched_sizes" in reason:
+            reason = "tensors have other shapes than config.json says"
+        return UnsupportedModel(
+            f"transformers cannot load {folder} as a causal language model ({reason}); expected "
+            "one that AutoModelForCausalLM loads without remote code"
+        )
+
+    if (folder / "generation_config.json").exists():
+        read_json(folder / "generation_config.json")
+    try:
+        with refusing(refused):
+            model, told = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                **({} if dtype is None else {"dtype": dtype}),
+            )
+    finally:
+        logging.set_verbosity(verbosity)
+    if missing := sorted(told["missing_keys"]):
+        raise BadCheckpoint(
+            f"{folder} lacks {len(missing)} of the tensors of a {type(model).__name__} "
+            f"({missing[0]}, ...), which would be random; expected a whole causal language model"
+        )
+    loaded: PreTrainedModel = model.eval()
+    return loaded

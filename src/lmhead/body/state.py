@@ -140,7 +140,7 @@ class State:
 
     def _shrink(self) -> None:
         """Leave out the columns that are padding in every row."""
-        assert self.padding is not None  # noqa: S101  # for the type checker; never input
+        assert self.padding is not None
         empty = int(self.padding.min())
         if empty:
             length = self.length - empty

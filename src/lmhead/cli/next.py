@@ -119,7 +119,7 @@ def _show(result: "NextTokens", filtered: bool) -> None:
 
 def _show_trace(trace: "Trace") -> None:
     from lmhead.cli import render
-    from lmhead.sampling import SamplingParams, check_sampling
+    from lmhead.sampling import SamplingParams
 
     defaults = SamplingParams().to_dict()
     funnel = render.table("filter", "settings", "tokens left", "mass cut", "moved", left=2)

@@ -154,7 +154,7 @@ class _Call:
 
     def end(self) -> None:
         """Leave the output layer alone again."""
-        assert self.token is not None  # noqa: S101  # for the type checker; never input
+        assert self.token is not None
         _call.reset(self.token)
         self.tap.close()
 

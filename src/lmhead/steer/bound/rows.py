@@ -70,9 +70,7 @@ class RowsBody:
         _refuse(rows)
         each = self.each
         twice = [prompt for prompt in prompts for _ in each]
-        h, state = self._body.prefill(
-            twice, rows=[*each] * len(prompts), room=room, whole=whole
-        )
+        h, state = self._body.prefill(twice, rows=[*each] * len(prompts), room=room, whole=whole)
         state.each = len(each)
         return self.answer(h), state
 
