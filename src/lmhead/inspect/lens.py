@@ -232,10 +232,13 @@ def _cells(
 ) -> Iterator[LensCell]:
     """Read cells off logits `[n, V]`, beside what the model says in the end."""
     # Few passes over [n, V], which is where the time goes.
-    z = z - z.amax(-1, keepdim=True)  # so that nothing large is taken from something large
-    total = z.logsumexp(-1)  # [n]
     best = torch.topk(z, min(top, z.shape[-1]), sorted=True)
-    entropy = (total - _dot((z - total.unsqueeze(-1)).exp_(), z)).clamp_min(0)
+    # so that nothing large is taken from something large; -inf times 0 would be NaN
+    z = (z - best.values[:, :1]).clamp_min_(-1e30)
+    e = z.exp()
+    sums = e.sum(-1)  # [n]
+    total = sums.log()
+    entropy = (total - _dot(e, z) / sums).clamp_min(0)
     kl = (total - _dot(final.p, z) - final.entropy).clamp_min(0)
     wanted = [final.answer]
     if followed is not None:
@@ -244,7 +247,7 @@ def _cells(
     ranks = [(1 + (z > logit).sum(-1)).tolist() for logit in own]
     shares = [(logit[:, 0] - total).exp().tolist() for logit in own]
     ids = best.indices.tolist()
-    probabilities = (best.values - total.unsqueeze(-1)).exp().tolist()
+    probabilities = ((best.values - best.values[:, :1]).exp() / sums.unsqueeze(-1)).tolist()
     for n, (h, k) in enumerate(zip(entropy.tolist(), kl.tolist(), strict=True)):
         yield LensCell(
             top=tuple(
