@@ -21,6 +21,7 @@ from lmhead.head.answers import (
     TopK,
     check_k,
     check_share,
+    check_sigma,
     check_temperature,
     drawn,
     nucleus,
@@ -38,6 +39,7 @@ from lmhead.head.sharding.drawing import (
     generators_of_all,
     largest,
     nucleus_of_all,
+    sigma_floor,
 )
 from lmhead.head.sharding.joining import NOBODY, best_of_all
 from lmhead.head.sharding.rows import chosen, hashed, rows_of
@@ -281,6 +283,7 @@ class ShardedHead(OwnTensors, Head):
         *,
         top_p: float | None = None,
         min_p: float | None = None,
+        top_n_sigma: float | None = None,
         generator: Generators = None,
         edits: Edits = None,
         limit: int | None = None,
@@ -294,6 +297,7 @@ class ShardedHead(OwnTensors, Head):
         check_temperature(temperature)
         check_share("top_p", top_p)
         check_share("min_p", min_p)
+        check_sigma(top_n_sigma)
         V = self._limit(limit)
         if top_k is not None:
             check_k(top_k, V)
@@ -303,12 +307,21 @@ class ShardedHead(OwnTensors, Head):
         if greedy or top_k is not None:
             k = 1 if greedy or top_k is None else top_k
             best = self._best(states, k, edits, V)
-            z = nucleus(best.logits, temperature, top_p, min_p) if k > 1 else best.logits
+            z = best.logits
+            if top_n_sigma and k > 1:
+                every = self._logits(states, edits, V)
+                z = z.masked_fill(
+                    z.double() < sigma_floor(every, z[:, :1], top_n_sigma, self.ranks), -torch.inf
+                )
+            z = nucleus(z, temperature, top_p, min_p) if k > 1 else z
             at = drawn(z, temperature, one)
             return best.ids.gather(-1, at.unsqueeze(-1)).view(shape)
         z = self._logits(states, edits, V)
         z = z if z.dtype == torch.float64 else z.float()
         best_z = largest(z, self.ranks)
+        if top_n_sigma:
+            floor = sigma_floor(z, best_z, top_n_sigma, self.ranks)
+            z = z.masked_fill(z.double() < floor, -torch.inf)
         if top_p is not None:
             best = nucleus_of_all(z, best_z, temperature, top_p, self.rows.start, self.ranks)
             at = drawn(nucleus(best.logits, temperature, None, min_p), temperature, one)

@@ -14,7 +14,7 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-SLOW = 60_000  # milliseconds: a busy machine is no failure
+SLOW = 240_000  # milliseconds: a busy machine is no failure
 
 
 class Site:

@@ -302,7 +302,7 @@ def test_the_exported_file_shows_the_same_without_a_network(
 def same(browser: Any, file: Path, shown: dict[str, str]) -> None:
     context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
     page = context.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(240_000)
     wrong: list[str] = []
     page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda e: wrong.append(str(e)))

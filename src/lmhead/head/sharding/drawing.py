@@ -27,6 +27,17 @@ def largest(z: Tensor, ranks: Ranks) -> Tensor:
     return best
 
 
+def sigma_floor(z: Tensor, best: Tensor, n: float, ranks: Ranks) -> Tensor:
+    """Give the logit `[n, 1]` that is n standard deviations of all ranks' logits below the best."""
+    wide = z.double()
+    finite = wide.isfinite()
+    held = wide.masked_fill(~finite, 0)
+    sums = torch.stack([finite.double().sum(-1), held.sum(-1)])  # [2, n]
+    count, total = ranks.sum_(sums, "a draw").unsqueeze(-1)  # [n, 1] each
+    off = (wide - total / count).masked_fill(~finite, 0).square().sum(-1, keepdim=True)
+    return best.double() - n * (ranks.sum_(off, "a draw") / count).sqrt()
+
+
 def drawn_from_all(
     z: Tensor, best: Tensor, temperature: float, u: Tensor, start: int, ranks: Ranks
 ) -> Tensor:

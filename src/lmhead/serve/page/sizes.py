@@ -13,9 +13,10 @@ from lmhead.errors import BadInput, LMHeadError
 from lmhead.loading import Model
 from lmhead.progress import Progress
 from lmhead.steer.prompts import NEUTRAL
-from lmhead.trim.coverage import Listening, listen
+from lmhead.trim.coverage import Listening
 from lmhead.trim.folder import ModelFolder
 from lmhead.trim.keepset import BLOCK, tail
+from lmhead.trim.listening import listen
 
 _POSITIONS = 20_000  # tokens of a text that are listened to at most
 _KINDS = (("attention", ("attn", "attention")), ("mlp", ("mlp", "ffn", "feed_forward", "moe")))

@@ -8,7 +8,7 @@ import { nextPanel } from "./next.js";
 import { sizePanel } from "./size.js";
 import { steerPanel } from "./steer.js";
 import { Store } from "./store.js";
-import { Alternatives, drawStrip } from "./strip.js";
+import { Alternatives, drawStrip, growStrip } from "./strip.js";
 import { whyPanel } from "./why.js";
 
 const PANELS = {
@@ -29,6 +29,13 @@ function themed() {
       : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
     try { localStorage.setItem("lmhead-theme", root.dataset.theme); } catch { /* not kept */ }
+  });
+}
+
+function skips() { // the address is the page's state, so the link does not go there
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    find("panels").focus();
   });
 }
 
@@ -85,6 +92,7 @@ function tabs(store, panels) {
 
 async function start() {
   themed();
+  skips();
   watchServer();
   if (offline) find("export").hidden = find("link").hidden = true;
   const about = await json("/api/model");
@@ -97,8 +105,10 @@ async function start() {
   tabs(store, panels);
   const pop = new Alternatives(find("alternatives"));
   const prompt = find("prompt");
+  const goOn = (at, id) => store.refresh([at, id]);
   const view = {
-    strip: (list, first) => drawStrip(find("strip"), list, first, pop, (at, id) => store.refresh([at, id])),
+    strip: (list, first) => drawStrip(find("strip"), list, first, pop, goOn),
+    grow: (token) => growStrip(find("strip"), token, pop, goOn),
   };
 
   const typed = quietly(() => store.set({ prompt: prompt.value, more: [] }), 350);

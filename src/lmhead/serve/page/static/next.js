@@ -40,8 +40,6 @@ export function nextPanel(store, view) {
     go.disabled = true;
     stop.disabled = false;
     ended.textContent = "generating";
-    const grown = [...store.read.tokens];
-    const start = store.read.start;
     const params = { temperature: 1, ...store.asked() };
     const order = store.about.orders[store.state.order] ? store.state.order : store.order();
     const more = [];
@@ -50,9 +48,8 @@ export function nextPanel(store, view) {
         "/api/generate",
         { ids: store.read.ids, params, order, max_tokens: store.state.n, steer: null },
         ({ token }) => {
-          grown.push(token);
           more.push(token.id);
-          view.strip(grown, start);
+          view.grow(token);
         },
         running.signal,
       );

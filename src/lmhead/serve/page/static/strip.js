@@ -6,28 +6,33 @@ const SURPRISING = 8; // nats: the strongest colour
 
 /** Fill the strip; `tokens` are {id, text, logprob?, rank?, top?}. `pick(at, id)` goes on there. */
 export function drawStrip(strip, tokens, start, pop, pick) {
-  strip.replaceChildren(
-    ...tokens.map((token, at) => {
-      const said = token.logprob === undefined ? "" : `, ${percent(Math.exp(token.logprob))}`;
-      const chip = h(
-        "button",
-        {
-          type: "button",
-          class: at < start ? "chip" : "chip new",
-          "aria-label": `${visible(token.text)}${said}`,
-          "aria-haspopup": "dialog",
-        },
-        shown(token.text),
-      );
-      if (token.logprob !== undefined) {
-        setVar(chip, "s", Math.min(1, -token.logprob / SURPRISING).toFixed(3));
-      }
-      chip.addEventListener("mouseenter", () => pop.open(chip, token, at, pick, false));
-      chip.addEventListener("mouseleave", () => pop.leave());
-      chip.addEventListener("click", () => pop.open(chip, token, at, pick, true));
-      return chip;
-    }),
+  strip.replaceChildren(...tokens.map((token, at) => chip(token, at, at < start, pop, pick)));
+}
+
+/** Add one token at the end. */
+export function growStrip(strip, token, pop, pick) {
+  strip.append(chip(token, strip.children.length, false, pop, pick));
+}
+
+function chip(token, at, given, pop, pick) {
+  const said = token.logprob === undefined ? "" : `, ${percent(Math.exp(token.logprob))}`;
+  const made = h(
+    "button",
+    {
+      type: "button",
+      class: given ? "chip" : "chip new",
+      "aria-label": `${visible(token.text)}${said}`,
+      "aria-haspopup": "dialog",
+    },
+    shown(token.text),
   );
+  if (token.logprob !== undefined) {
+    setVar(made, "s", Math.min(1, -token.logprob / SURPRISING).toFixed(3));
+  }
+  made.addEventListener("mouseenter", () => pop.open(made, token, at, pick, false));
+  made.addEventListener("mouseleave", () => pop.leave());
+  made.addEventListener("click", () => pop.open(made, token, at, pick, true));
+  return made;
 }
 
 function shown(text) {
