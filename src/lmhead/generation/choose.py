@@ -15,14 +15,17 @@ import torch
 from lmhead.errors import BadInput
 from lmhead.generation.engines import check_engine, engine
 from lmhead.generation.prompts import Source, check_head
-from lmhead.generation.score import scores
+from lmhead.generation.score import TextScore, scores
 from lmhead.head import Head
 from lmhead.loading import load
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.progress import Progress, silent
 
-ERROR = 1e-3
-"""How far off the log-probability of a token may be, in natural logarithms."""
+ERROR = 0.05
+"""How far off a screened head's log-probability of a token may be, in natural logarithms.
+
+Where that leaves open which option is the best, all of them are scored again, exactly.
+"""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,9 @@ def choose(
         for one in scores(pairs, loaded, chat=chat, head=head, error=error):
             found.append(one)
             advance(1)
+    if error and not _decided(found, error):
+        error = 0.0
+        found = list(scores(pairs, loaded, chat=chat, head=head))
     best = max(one.logprob for one in found)
     whole = math.fsum(math.exp(one.logprob - best) for one in found)
     told = tuple(
@@ -104,6 +110,19 @@ def choose(
         max(places, key=lambda n: told[n].mean),
         error,
     )
+
+
+def _decided(found: Sequence[TextScore], error: float) -> bool:
+    """Tell whether the best option is the best for all log-probabilities within the error."""
+    for off, value in (
+        ([error * one.scored for one in found], [one.logprob for one in found]),
+        ([error] * len(found), [one.logprob / one.scored for one in found]),
+    ):
+        best = max(range(len(found)), key=value.__getitem__)
+        others = [v + e for n, (v, e) in enumerate(zip(value, off, strict=True)) if n != best]
+        if not value[best] - off[best] > max(others):
+            return False
+    return True
 
 
 def check_options(prompt: str, options: Sequence[str]) -> None:

@@ -188,7 +188,7 @@ class ScreenedHead(Head):
 
         Edits first, then temperature (0 is greedy), top_n_sigma, top_k, top_p, min_p. One generator
         for all states, or one for each. Every law is the exact one; where the screen does not
-        decide on a token with one row in eight scored, all rows are, and a fall-back is counted.
+        decide on a token with one row in four scored, all rows are, and a fall-back is counted.
         """
         check_temperature(temperature)
         if top_p is not None or min_p is not None or top_n_sigma is not None:

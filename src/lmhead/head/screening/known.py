@@ -23,7 +23,7 @@ from lmhead.head.screening.rejection import (
     require_finite,
 )
 
-SHARE = 8
+SHARE = 4
 """One row in so many is scored at most to decide something; past that many all of them are."""
 LEAST = 1024
 """So many may be scored in any case."""
@@ -168,7 +168,7 @@ class Known:
         known = np.arange(K) >= deep  # scored so far down, all that is better is known
         scored_mass = np.minimum(above + np.cumsum(middle), better)
         out = scored_mass >= p * (whole - guess + left[0])
-        inside = known & (gap < 0) & (0.7 * -gap >= p * (guess - left[1]))
+        inside = known & (gap < 0) & (0.95 * -gap >= p * (guess - left[1]))
         good = (out | inside) & (np.arange(K) > self._level)
         self._score_to(int(good.argmax()) if good.any() else K)
 
