@@ -23,6 +23,7 @@ PATHS = (
     "/v1/chat/completions",
     "/v1/choices",
     "/v1/next",
+    "/v1/lens",
     "/tokenize",
     "/detokenize",
 )

@@ -276,6 +276,16 @@ def test_choices_read_only_their_rows(live: Live) -> None:
     assert [c["score"] for c in longer["choices"]] == pytest.approx(expected, abs=1e-3)
 
 
+def test_lens_ends_with_what_the_model_says(live: Live) -> None:
+    told = live.post("/v1/lens", {"prompt": PROMPT, "top": 2, "last": 3, "token": " a"}).json()
+    assert len(told["rows"]) == 3, "the embedding and two blocks"
+    assert all(len(row["cells"]) == 3 for row in told["rows"])
+    best = next_tokens(PROMPT, live.model, top=1).tokens[0]
+    assert told["rows"][-1]["cells"][-1]["top"][0]["id"] == best.id
+    wrong = live.post("/v1/lens", {"prompt": PROMPT, "token": "no such token at all"})
+    assert wrong.status_code == 400
+
+
 def test_next_tells_the_trace(live: Live) -> None:
     told = live.post("/v1/next", {"prompt": PROMPT, "top": 5, "top_k": 2}).json()
     assert len(told["tokens"]) == 5
