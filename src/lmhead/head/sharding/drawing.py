@@ -35,7 +35,8 @@ def sigma_floor(z: Tensor, best: Tensor, n: float, ranks: Ranks) -> Tensor:
     sums = torch.stack([finite.double().sum(-1), held.sum(-1)])  # [2, n]
     count, total = ranks.sum_(sums, "a draw").unsqueeze(-1)  # [n, 1] each
     off = (wide - total / count).masked_fill(~finite, 0).square().sum(-1, keepdim=True)
-    return best.double() - n * (ranks.sum_(off, "a draw") / count).sqrt()
+    floor: Tensor = best.double() - n * (ranks.sum_(off, "a draw") / count).sqrt()
+    return floor
 
 
 def drawn_from_all(
