@@ -29,7 +29,8 @@ def save_checkpoint(
     Every rank calls it, with its own parts. `force` replaces a folder that was written so before.
     """
     ranks = ranks_of(group)
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     with ExitStack() as stack:
         told: dict[str, Any] = {}
@@ -43,9 +44,9 @@ def save_checkpoint(
             raise BadInput(told["error"])
 
         def write() -> None:
-            dcp.save(
+            save(
                 state,
-                storage_writer=dcp.FileSystemWriter(told["folder"]),
+                storage_writer=FileSystemWriter(told["folder"]),
                 process_group=ranks.group,
                 no_dist=ranks.size == 1,
             )
@@ -58,15 +59,16 @@ def save_checkpoint(
 def load_checkpoint(state: dict[str, Any], folder: str | Path, group: Group = None) -> None:
     """Fill a state from a folder of `save_checkpoint`, in place; each rank reads what it needs."""
     ranks = ranks_of(group)
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     if not (Path(folder) / ".metadata").is_file():
         raise BadCheckpoint(f"{folder} holds no checkpoint; expected what save_checkpoint writes")
 
     def read() -> None:
-        dcp.load(
+        load(
             state,
-            storage_reader=dcp.FileSystemReader(folder),
+            storage_reader=FileSystemReader(folder),
             process_group=ranks.group,
             no_dist=ranks.size == 1,
         )
@@ -79,12 +81,12 @@ def sharded_rows(rows: Tensor, counts: Sequence[int], ranks: Ranks) -> Any:
     if ranks.size == 1:
         return rows
     from torch.distributed._shard.metadata import ShardMetadata
-    from torch.distributed._shard.sharded_tensor import (
-        Shard,
-        ShardedTensor,
+    from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+    from torch.distributed._shard.sharded_tensor.metadata import (
         ShardedTensorMetadata,
         TensorProperties,
     )
+    from torch.distributed._shard.sharded_tensor.shard import Shard
 
     rest = list(rows.shape[1:])
     starts = accumulate(counts, initial=0)

@@ -46,7 +46,7 @@ class Ranks:
         """Give the tensors of all ranks, `[R, ...]` each, in one exchange; shapes must agree."""
         if self.size == 1:
             return [t.unsqueeze(0) for t in tensors]
-        flat = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors]
+        flat = [_bytes(t.detach()) for t in tensors]
         mine = flat[0] if len(flat) == 1 else torch.cat(flat)
         every = mine.new_empty(self.size, mine.numel())
         if mine.numel():
@@ -158,6 +158,15 @@ class Ranks:
                 if work.is_completed():
                     raise watch.blame(error, what) from error
                 watch.look(time.monotonic() - started, what)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Give a tensor as bytes in a row."""
+    # one number alone counts as contiguous whatever its stride is, and is no row of bytes then
+    flat = tensor.contiguous().reshape(-1)
+    if flat.numel() == 1 and flat.stride(0) != 1:
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def ranks_of(group: Group = None, *, timeout: float | None = None) -> Ranks:
