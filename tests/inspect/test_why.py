@@ -204,7 +204,7 @@ def test_smollm2(smollm2: Path) -> None:
     assert abs(result.rounding) < WITHIN
     assert len(result.reasons) == 1 + 2 * 30 + 1
     plain = why("The capital of France is", model, token="Paris")
-    z = model.head(model.last_hidden("The capital of France is"))
+    z = model.head(model.last_hidden("The capital of France is")).detach()
     assert plain.logit == pytest.approx(float(z[plain.token.id]), abs=1e-4)
     assert abs(plain.rounding) < WITHIN
     best = max(result.reasons, key=lambda r: r.value)
