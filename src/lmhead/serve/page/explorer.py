@@ -132,7 +132,7 @@ class Explorer:
     @torch.inference_mode()
     def logits(self, ids: Sequence[int]) -> Tensor:
         """Return the logits of the next token, `[reachable]` float32."""
-        z = self.model.head(self.state(ids)[-1])
+        z: Tensor = self.model.head(self.state(ids)[-1])
         return z[: self.model.reachable].float().cpu()
 
     @torch.inference_mode()
