@@ -24,7 +24,8 @@ ROWS = (
     {"loading"},
     {"generation"},
     {"inspect", "patch", "steer", "trim"},
-    {"cli", "serve"},
+    {"serve"},
+    {"cli"},
     {"__main__"},
 )
 LONGEST = 400  # lines; a longer file is two ideas

@@ -155,3 +155,28 @@ def build(model_type: str, **changes: Any) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(config_of(model_type, **changes)).eval()
     randomise(model)
     return model
+
+
+class NoWords:
+    """A tokenizer whose tokens are their ids, the first 90 of them."""
+
+    chat_template = None
+
+    def get_vocab(self) -> dict[str, int]:
+        return {str(i): i for i in range(90)}
+
+    def __call__(self, _text: str, **_options: Any) -> dict[str, list[int]]:
+        return {"input_ids": [1]}
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(f"<{i}>" for i in ids)
+
+
+def without_words(model: PreTrainedModel) -> Any:
+    """Make a tiny model one that lmhead can run, though it has no tokenizer."""
+    from lmhead.body import TorchBody
+    from lmhead.head import LMHead
+    from lmhead.loading import Model
+
+    tokenizer: Any = NoWords()
+    return Model("tiny", None, TorchBody(model), LMHead.from_model(model), tokenizer)

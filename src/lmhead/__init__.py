@@ -13,19 +13,23 @@ __version__ = "0.1.0"
 _WHERE = {
     "BadCheckpoint": "lmhead.errors",
     "BadInput": "lmhead.errors",
+    "Comparison": "lmhead.inspect.compare",
     "Corpus": "lmhead.trim.corpus",
     "Edit": "lmhead.head",
     "Engine": "lmhead.generation.engine",
     "Event": "lmhead.generation.request",
     "FetchError": "lmhead.errors",
     "Generation": "lmhead.generation",
+    "Geometry": "lmhead.inspect.geometry",
     "Head": "lmhead.head",
     "LMHead": "lmhead.head",
     "LMHeadError": "lmhead.errors",
     "LMHeadWarning": "lmhead.errors",
+    "Lens": "lmhead.inspect.lens",
     "MissingExtra": "lmhead.errors",
     "Model": "lmhead.loading",
     "ModelNotFound": "lmhead.errors",
+    "Reading": "lmhead.inspect.reading",
     "Request": "lmhead.generation.request",
     "Sampler": "lmhead.sampling",
     "SamplingParams": "lmhead.sampling",
@@ -36,19 +40,24 @@ _WHERE = {
     "TrimRequest": "lmhead.trim.report",
     "TrimmedHead": "lmhead.head.trimmed",
     "UnsupportedModel": "lmhead.errors",
+    "Why": "lmhead.inspect.attribution",
     "audit": "lmhead.steer",
     "certify": "lmhead.steer",
+    "compare": "lmhead.inspect.compare",
     "detect": "lmhead.steer",
     "engine": "lmhead.generation.engines",
     "explain_generate": "lmhead.patch",
     "generate": "lmhead.generation",
+    "geometry": "lmhead.inspect.geometry",
     "guard": "lmhead.steer",
     "inspect_model": "lmhead.inspect",
+    "lens": "lmhead.inspect.lens",
     "linear_cross_entropy": "lmhead.loss",
     "load": "lmhead.loading",
     "next_tokens": "lmhead.generation",
     "patch_generate": "lmhead.patch",
     "patch_loss": "lmhead.patch",
+    "read": "lmhead.inspect.reading",
     "read_data": "lmhead.steer",
     "score_text": "lmhead.generation",
     "steer_model": "lmhead.steer",
@@ -58,6 +67,7 @@ _WHERE = {
     "unpatch_generate": "lmhead.patch",
     "unpatch_loss": "lmhead.patch",
     "verify": "lmhead.trim.recheck:verify_path",
+    "why": "lmhead.inspect.attribution",
 }
 
 if TYPE_CHECKING:
@@ -104,6 +114,26 @@ if TYPE_CHECKING:
     from lmhead.inspect import (
         inspect_model,
     )
+    from lmhead.inspect.attribution import (
+        Why,
+        why,
+    )
+    from lmhead.inspect.compare import (
+        Comparison,
+        compare,
+    )
+    from lmhead.inspect.geometry import (
+        Geometry,
+        geometry,
+    )
+    from lmhead.inspect.lens import (
+        Lens,
+        lens,
+    )
+    from lmhead.inspect.reading import (
+        Reading,
+        read,
+    )
     from lmhead.loading import (
         Model,
         load,
@@ -148,19 +178,23 @@ if TYPE_CHECKING:
 __all__ = [
     "BadCheckpoint",
     "BadInput",
+    "Comparison",
     "Corpus",
     "Edit",
     "Engine",
     "Event",
     "FetchError",
     "Generation",
+    "Geometry",
     "Head",
     "LMHead",
     "LMHeadError",
     "LMHeadWarning",
+    "Lens",
     "MissingExtra",
     "Model",
     "ModelNotFound",
+    "Reading",
     "Request",
     "Sampler",
     "SamplingParams",
@@ -171,19 +205,24 @@ __all__ = [
     "TrimRequest",
     "TrimmedHead",
     "UnsupportedModel",
+    "Why",
     "audit",
     "certify",
+    "compare",
     "detect",
     "engine",
     "explain_generate",
     "generate",
+    "geometry",
     "guard",
     "inspect_model",
+    "lens",
     "linear_cross_entropy",
     "load",
     "next_tokens",
     "patch_generate",
     "patch_loss",
+    "read",
     "read_data",
     "score_text",
     "steer_model",
@@ -193,6 +232,7 @@ __all__ = [
     "unpatch_generate",
     "unpatch_loss",
     "verify",
+    "why",
 ]
 
 

@@ -22,6 +22,7 @@ from lmhead.head.find.pretrained import causal_config
 from lmhead.models.conversation import Conversation, wrapped
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.models.resolve import resolve
+from lmhead.models.words import Words
 from lmhead.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Words):
     """A model ready to use: its body, its head and its tokenizer."""
 
     name: str
@@ -144,21 +145,6 @@ class Model:
                 h, _ = self.body(batch.ids, use_cache=False)
                 found.update(zip(batch.rows.tolist(), batch.at_last(h), strict=True))
         return torch.stack([found[i] for i in range(len(encoded))])
-
-    def token_text(self, token_id: int) -> str:
-        """Return a token as it looks within a text, its leading space included."""
-        decode = self.tokenizer.decode
-        # Alone, many tokenizers strip a leading space; behind another token none does.
-        before = decode([self._anchor])
-        text = decode([self._anchor, token_id])
-        if text.startswith(before) and text != before and "�" not in text:
-            return str(text[len(before) :])
-        piece = self.tokenizer.convert_ids_to_tokens(token_id)
-        return str(piece) if piece is not None else ""
-
-    @cached_property
-    def _anchor(self) -> int:
-        return int(self.tokenizer("a", add_special_tokens=False)["input_ids"][-1])
 
 
 def _shown(value: object) -> str:
@@ -319,6 +305,31 @@ def _given(tokenizer: "PreTrainedTokenizerBase | str | Path") -> "PreTrainedToke
         "(AutoTokenizer.from_pretrained(...)), or its folder",
         names=["tokenizer"],
     )
+
+
+@dataclass(frozen=True)
+class HeadOnly(Words):
+    """The head of a model, read without its body, and its tokenizer."""
+
+    name: str
+    folder: Path | None  # None: it was in memory already
+    head: LMHead
+    tokenizer: "PreTrainedTokenizerBase"
+
+    @cached_property
+    def reachable(self) -> int:
+        """How many of the head's rows have a token; the rows from here on are padding."""
+        highest = max(self.tokenizer.get_vocab().values(), default=-1)
+        return min(highest + 1, self.head.vocab_size)
+
+
+def load_head(model: "str | Path | Model", *, progress: Progress = silent) -> HeadOnly:
+    """Read the head of MODEL alone, memory-mapped where it is stored as it is used."""
+    if isinstance(model, Model):
+        return HeadOnly(model.name, model.folder, model.head, model.tokenizer)
+    folder = resolve(model, progress)
+    with progress(f"reading the head of {model}", total=None):
+        return HeadOnly(str(model), folder, LMHead.from_pretrained(folder), _tokenizer(folder))
 
 
 def _max_body(folder: Path, progress: Progress) -> Body:

@@ -84,6 +84,11 @@ def parts_of(body: Any, head: LMHead, ids: list[int], position: int) -> Parts:
             f"the state before the final norm of {kind} was not seen at every position, so it "
             "cannot be taken apart"
         )
+    if not watch.began:
+        raise UnsupportedModel(
+            f"the blocks that were found in {kind} did not run on text, so that nobody can tell "
+            "what they add"
+        )
     parts, rounding = taken_apart(node, kind)
     row = position - len(ids)
     return Parts(

@@ -75,19 +75,19 @@ class Watch(TorchFunctionMode):
         self._width, self._T, self._row = width, T, position - T  # counted from the end
         self._made_so_far = 0
         self._inside: list[Unit] = []
-        self._began = False  # the first unit has run
+        self.began = False  # the first unit has run
 
     def node(self, tensor: Tensor) -> Node:
         """Return what is known of a tensor; of one that was there before, that it is constant."""
         found: Node | None = getattr(tensor, _NODE, None)
         if found is not None:
             return found
-        return Node("given", value=self._at(tensor), constant=True, late=self._began)
+        return Node("given", value=self._at(tensor), constant=True, late=self.began)
 
     def begin(self, unit: Unit) -> None:
         """Note that a unit begins to run."""
         self._inside.append(unit)
-        self._began = True
+        self.began = True
 
     def end(self) -> None:
         """Note that the unit that began last is done."""
@@ -143,7 +143,7 @@ class Watch(TorchFunctionMode):
         if verb in _LIKE and parents:
             constant, parents = parents[0].constant, parents[:1]
         node = Node(verb, () if constant else parents, self._at(tensor), constant=constant)
-        node.late = self._began
+        node.late = self.began
         self._made_so_far += 1
         node.at = self._made_so_far
         node.unit = self._inside[-1] if self._inside else None

@@ -12,6 +12,11 @@ from lmhead import __version__
 COMMANDS = {
     "inspect": "inspect.inspect",
     "next": "next.next_",
+    "lens": "lens.lens",
+    "why": "why.why",
+    "read": "read.read",
+    "geometry": "geometry.geometry",
+    "compare": "compare.compare",
     "generate": "generate.generate",
     "explore": "explore.explore",
     "score": "score.score",

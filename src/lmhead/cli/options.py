@@ -1,5 +1,6 @@
 """Options that several commands share, spelled once."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -51,6 +52,11 @@ Dtype = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")]
 
+PlotFile = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw it into a .png (extra plot).")
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
+
 
 def one_model(argument: str | None, option: str | None, default: str | None = None) -> str:
     """Return the model that was named, as an argument or with `-m`."""
@@ -94,6 +100,34 @@ def read_prompts(path: Path) -> list[str]:
     if not prompts:
         raise BadInput(f"{path} holds no prompt; expected one per line")
     return prompts
+
+
+def token_given(token: str | None) -> str | int | None:
+    """Return a token as it was typed: its text, or behind a # its id."""
+    if token is None or not re.fullmatch(r"#[0-9]{1,9}", token):
+        return token
+    return int(token[1:])
+
+
+def read_text(text: str) -> str:
+    """Return a text: as it is given, that of a file, or from stdin when it is `-`."""
+    if text == "-":
+        return _stdin()
+    path = Path(text)
+    try:
+        there = path.is_file()
+    except OSError:  # too long for the name of a file
+        there = False
+    if there:
+        try:
+            return path.read_bytes().decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInput(f"cannot read {text}: {error}") from error
+    if path.suffix in (".txt", ".md") and not any(map(str.isspace, text)):
+        raise BadInput(f"there is no file {text}; expected a text, a file, or - for stdin")
+    if not text:
+        raise BadInput("the text is empty; expected some text, a file, or - for stdin")
+    return text
 
 
 def _stdin() -> str:

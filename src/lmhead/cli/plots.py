@@ -1,4 +1,4 @@
-"""Pictures: delta over the vocabulary, and what safety costs; asked for early, written whole."""
+"""Pictures of results; asked for before anything is computed, and written whole."""
 
 import io
 from collections.abc import Sequence
@@ -11,6 +11,9 @@ from lmhead.errors import BadInput, MissingExtra, how_to_install
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from lmhead.inspect.attribution import Why
+    from lmhead.inspect.geometry import Geometry
+    from lmhead.inspect.lens import Lens
     from lmhead.loading import Model as Loaded
     from lmhead.steer import Audit, SteeringVector
     from lmhead.steer.judge.frontier import Frontier
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 _RED, _BLUE, _GREY = "#c8442f", "#2b6cb0", "#8a8f98"
 _NAMED = 5
 _BARS = 10
+_POSITIONS = 24  # of a lens, the last ones
+_PARTS = 70  # of a logit, the largest ones
 
 
 def check_plot(path: Path, force: bool) -> None:
@@ -174,4 +179,102 @@ def draw_frontier(result: "Frontier", path: Path) -> None:
     axes.set_ylabel(f"effect: {result.measure}")
     axes.set_title(f"what safety costs, layer {result.layer}")
     axes.grid(alpha=0.3)
+    save_picture(figure, path)
+
+
+def draw_lens(result: "Lens", path: Path) -> None:
+    """Draw blocks against positions: the best token of every cell, coloured by its probability."""
+    from matplotlib.figure import Figure
+
+    rows, T = result.rows, len(result.ids)
+    shown = min(T, _POSITIONS)
+    texts = T - shown
+    figure = Figure(figsize=(1.6 + 0.85 * shown, 1.2 + 0.24 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    shares = [
+        [
+            c.top[0].probability if result.token is None else c.token_probability or 0.0
+            for c in r.cells
+        ]
+        for r in rows
+    ]
+    image = axes.imshow(
+        [row[texts:] for row in shares], aspect="auto", origin="lower", cmap="Blues", vmin=0, vmax=1
+    )
+    for y, row in enumerate(rows):
+        for x, cell in enumerate(row.cells[texts:]):
+            dark = shares[y][texts + x] > 0.55
+            axes.text(
+                x, y, _plain(cell.top[0].text.strip(" ") or "·")[:9], fontsize=6,
+                ha="center", va="center", color="white" if dark else "#222222",
+            )  # fmt: skip
+    axes.set_xticks(range(shown), [_plain(t)[:10] for t in result.tokens[texts:]], fontsize=7)
+    axes.tick_params(axis="x", rotation=45)
+    every = max(1, len(rows) // 16)
+    marks = range(0, len(rows), every)
+    axes.set_yticks(marks, [rows[i].name for i in marks], fontsize=7)
+    of = "of the best token" if result.token is None else f"of “{_plain(result.token.text)}”"
+    figure.colorbar(image, ax=axes, label=f"probability {of}", shrink=0.6)
+    axes.set_title(f"{result.model}: what each block would say next", loc="left", fontsize=10)
+    save_picture(figure, path)
+
+
+def draw_why(result: "Why", path: Path) -> None:
+    """Draw what each part added, from the embedding up, as bars that end in the logit."""
+    from matplotlib.figure import Figure
+
+    reasons = [r for r in result.reasons if r.kind != "rounding"]
+    if len(reasons) > _PARTS:
+        most = sorted(reasons, key=lambda r: -abs(r.value))[:_PARTS]
+        left = sum(r.value for r in reasons if r not in most)
+        reasons = [r for r in reasons if r in most]
+    else:
+        left = 0.0
+    names = [r.name for r in reasons] + (["all others"] if left else [])
+    values = [r.value for r in reasons] + ([left] if left else [])
+    figure = Figure(figsize=(8, 1.4 + 0.19 * (len(values) + 1)), layout="constrained")
+    axes = figure.add_subplot()
+    colours = [_BLUE if v > 0 else _RED for v in values]
+    axes.barh(range(len(values)), values, color=colours, height=0.75)
+    axes.barh([len(values)], [result.logit], color=_GREY, height=0.75)
+    end = "sum: the logit" if result.against is None else "sum: the difference"
+    axes.set_yticks(range(len(values) + 1), [*names, end], fontsize=7)
+    axes.set_ylim(len(values) + 0.8, -0.8)
+    axes.axvline(0, color="#444444", lw=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    what = f"the logit of “{_plain(result.token.text)}”"
+    if result.against is not None:
+        what += f" less that of “{_plain(result.against.text)}”"
+    axes.set(xlabel=what)
+    axes.set_title(f"{result.model}: why “{_plain(result.token.text)}”", loc="left", fontsize=10)
+    save_picture(figure, path)
+
+
+def draw_geometry(result: "Geometry", path: Path) -> None:
+    """Draw the lengths of the rows, and the shares of the squared singular values."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.hist(result.norms, bins=120, color=_BLUE)
+    left.axvline(result.norm_quantiles[2], color=_RED, lw=1, label="median")
+    left.set(xlabel="row norm", ylabel="rows")
+    left.legend(frameon=False, fontsize=8)
+    left.set_title(f"{result.rows:,} rows of {result.model}", loc="left", fontsize=10)
+    squares = [s * s for s in result.spectrum.singular_values]
+    total = sum(squares) or 1.0
+    right.plot(range(1, len(squares) + 1), [s / total for s in squares], color=_BLUE, lw=1.2)
+    right.axvline(
+        result.spectrum.effective_rank, color=_RED, lw=1,
+        label=f"effective rank {result.spectrum.effective_rank:.1f}",
+    )  # fmt: skip
+    right.axvline(
+        result.spectrum.centred_effective_rank, color=_GREY, lw=1, ls="--",
+        label=f"centred {result.spectrum.centred_effective_rank:.1f}",
+    )  # fmt: skip
+    right.set(xscale="log", yscale="log", xlabel="direction", ylabel="share of the squares")
+    right.legend(frameon=False, fontsize=8)
+    right.set_title("spectrum", loc="left", fontsize=10)
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
     save_picture(figure, path)

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -157,6 +158,25 @@ def bar(share: float, width: int = 16) -> str:
 def token(text: str) -> Text:
     """Quote a token so that spaces and control characters are seen."""
     return Text(plain_json(json.dumps(text, ensure_ascii=False)), style="bold")
+
+
+def shown(text: str) -> str:
+    """Quote a token for the head of a column, where brackets must be no markup."""
+    return escape(token(text).plain)
+
+
+def running(text: str) -> str:
+    """Show a token within a running text: its line ends and spaces stay what they are."""
+    return plain(text)
+
+
+def heat(share: float) -> str:
+    """Return the style of a share from 0 (plain) to 1 (white on red)."""
+    if share <= 0.02:
+        return ""
+    level = min(1.0, share)
+    red, other = round(90 + 130 * level), round(70 - 50 * level)
+    return f"white on rgb({red},{other},{other})" if level > 0.1 else f"rgb({red + 60},110,100)"
 
 
 def percent(share: float) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lmhead.cli.options import Force as Force  # what it writes is a file as well
 from lmhead.errors import BadInput
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ KlCap = Annotated[
         rich_help_panel="Steering",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
 Fit = Annotated[
     bool,
     typer.Option(

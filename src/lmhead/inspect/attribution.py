@@ -10,6 +10,7 @@ This is the direct effect alone: what a part does to later blocks counts as thei
 Symbols: d the width of a state, V tokens, n parts.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import tanh
 from typing import Any
@@ -138,32 +139,54 @@ def why(
         )
     wanted = None if token is None else find_token(loaded, token)
     other = None if against is None else find_token(loaded, against, "against")
+    if other is not None and wanted is not None and other.id == wanted.id:
+        raise _same(other)
     with progress("taking the state apart", total=None):
-        apart = parts_of(loaded.body, loaded.head, ids, place)
-        if wanted is None:
-            best = int(apart.logits[: loaded.reachable].float().argmax())
-            wanted = Token.of(loaded, best)
-        if other is not None and other.id == wanted.id:
-            raise BadInput(
-                f"against is {other.text!r}, the token that is explained; expected another one",
-                names=["against"],
-            )
         tokens = [wanted] if other is None else [wanted, other]
-        reasons = _reasons(loaded, apart, tokens, heads)
-        found = () if neurons is None else _neurons(loaded, apart, tokens, neurons, top)
-    z = [float(apart.logits[t.id].double()) for t in tokens]
+        return explained(
+            loaded, ids, place, tokens, text=text, heads=heads, neurons=neurons, top=top
+        )
+
+
+def explained(
+    model: Model,
+    ids: list[int],
+    position: int,
+    tokens: Sequence[Token | None],
+    *,
+    text: str = "",
+    heads: bool = False,
+    neurons: int | None = None,
+    top: int = 10,
+) -> Why:
+    """Do what `why` does, for ids and one or two tokens; None is the model's own choice."""
+    apart = parts_of(model.body, model.head, ids, position)
+    chosen = int(apart.logits[: model.reachable].float().argmax()) if None in tokens else -1
+    found = [Token.of(model, chosen) if token is None else token for token in tokens]
+    if len(found) > 1 and found[0].id == found[1].id:
+        raise _same(found[1])
+    reasons = _reasons(model, apart, found, heads)
+    z = [float(apart.logits[token.id].double()) for token in found]
+    two = len(found) > 1
     return Why(
-        model=loaded.name,
+        model=model.name,
         prompt=text,
         ids=tuple(ids),
-        position=place,
-        token=wanted,
-        against=other,
-        logit=z[0] - z[1] if other is not None else z[0],
+        position=position,
+        token=found[0],
+        against=found[1] if two else None,
+        logit=z[0] - z[1] if two else z[0],
         token_logit=z[0],
-        against_logit=z[1] if other is not None else None,
+        against_logit=z[1] if two else None,
         reasons=tuple(reasons),
-        neurons=found,
+        neurons=() if neurons is None else _neurons(model, apart, found, neurons, top),
+    )
+
+
+def _same(token: Token) -> BadInput:
+    return BadInput(
+        f"against is {token.text!r}, the token that is explained; expected another one",
+        names=["against"],
     )
 
 

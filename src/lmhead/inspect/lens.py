@@ -23,6 +23,7 @@ from lmhead.body.tap import tapped
 from lmhead.body.torch_body import TorchBody
 from lmhead.errors import BadInput, UnsupportedModel
 from lmhead.generation.prompts import Prompt, Source, encoded, listed
+from lmhead.head.find.trace import tensors_in
 from lmhead.inspect.tokens import Token, find_token
 from lmhead.loading import Model, load
 from lmhead.models.registry import DEFAULT_MODEL
@@ -121,8 +122,7 @@ def lens(
     loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, progress=progress)
     text, ids = encoded(loaded, given[0], chat=chat)
     followed = None if token is None else find_token(loaded, token)
-    states, logits = _run(loaded, ids)
-    rows, exact = _rows(loaded, states, logits, followed, top, last or len(ids), progress)
+    rows, exact, _ = looked(loaded, ids, followed, top=top, last=last, progress=progress)
     shown = ids[-last:] if last else ids
     return Lens(
         model=loaded.name,
@@ -135,28 +135,55 @@ def lens(
     )
 
 
+def looked(
+    model: Model,
+    ids: list[int],
+    followed: Token | None,
+    *,
+    top: int,
+    last: int | None = None,
+    progress: Progress = silent,
+) -> tuple[list[LensRow], bool, Tensor]:
+    """Do what `lens` does, for ids; return rows, whether they are exact, and the logits `[T, V]`.
+
+    The logits are the model's own, of the same run.
+    """
+    states, logits = _run(model, ids)
+    rows, exact = _rows(model, states, logits, followed, top, last or len(ids), progress)
+    return rows, exact, logits[0]
+
+
 @torch.inference_mode()
 def _run(model: Model, ids: list[int]) -> tuple[list[Tensor], Tensor]:
     """Run the model; return what enters the first block and leaves each, and its own logits."""
     if not isinstance(model.body, TorchBody):
         raise UnsupportedModel("this engine runs its blocks as one; load the model with torch")
     net = model.body.model
-    blocks = blocks_of(net)
+    try:
+        blocks = blocks_of(net)
+    except UnsupportedModel:
+        raise UnsupportedModel(
+            f"the blocks of {type(net).__name__} are not one list, as long as its configuration "
+            "says; the lens cannot tell them apart"
+        ) from None
     caught: list[Tensor] = []
 
     def catch(x: Tensor) -> Tensor:
         caught.append(x)
         return x
 
+    def see(result: Any) -> None:
+        caught.append(next(tensors_in(result)))
+
     with ExitStack() as stack:
         stack.enter_context(tapped(blocks[0], enter=catch))
         for block in blocks:
-            stack.enter_context(tapped(block, leave=catch))
+            stack.enter_context(tapped(block, see=see))
         out = net(input_ids=torch.tensor([ids], device=model.body.device), use_cache=False)
     if len(caught) != len(blocks) + 1:
         raise UnsupportedModel(
-            f"{type(net).__name__} runs its {len(blocks)} blocks {len(caught) - 1} times; the lens "
-            "needs a model that runs each of them once"
+            f"{type(net).__name__} does not run the {len(blocks)} blocks that were found once each "
+            f"({max(0, len(caught) - 1)} runs); the lens needs a model that does"
         )
     return caught, out.logits
 
@@ -180,8 +207,7 @@ def _rows(
             f"{kind} does more between its last block and its head than its final norm; the lens "
             "needs a model whose last block, normed, gives its logits"
         )
-    final = logits[0, -last:, :V].float().log_softmax(-1)  # [T, V]
-    answer = final.argmax(-1)  # [T]
+    final = _Final.of(logits[0, -last:, :V].float())
     token_text = cache(model.token_text)
     rows = []
     with progress("looking through the lens", total=len(states)) as advance:
@@ -189,12 +215,12 @@ def _rows(
             ends = i == len(states) - 1
             x = x if ends else _like(x, logits, head.state_size, kind)
             cells: list[LensCell] = []
-            for at in _chunks(final.shape[0], V):
+            for at in _chunks(len(final.answer), V):
                 if ends:
                     z = logits[0, -last:, :V][at]
                 else:
                     z = head(x[0, -last:][at], from_block=True)[..., :V]
-                cells += _cells(z.float(), final[at], answer[at], followed, top, token_text)
+                cells += _cells(z.float(), final.at(at), followed, top, token_text)
             block = i - 1 if i else None
             rows.append(LensRow("embedding" if i == 0 else f"block {block}", block, tuple(cells)))
             advance(1)
@@ -202,18 +228,23 @@ def _rows(
 
 
 def _cells(
-    z: Tensor, final: Tensor, answer: Tensor, followed: Token | None, top: int, text: Any
+    z: Tensor, final: "_Final", followed: Token | None, top: int, text: Any
 ) -> Iterator[LensCell]:
-    """Read cells off logits `[n, V]`, beside the model's final log-probabilities `[n, V]`."""
-    lp = z.log_softmax(-1)
-    p = lp.exp()
+    """Read cells off logits `[n, V]`, beside what the model says in the end."""
+    # Few passes over [n, V], which is where the time goes.
+    z = z - z.amax(-1, keepdim=True)  # so that nothing large is taken from something large
+    total = z.logsumexp(-1)  # [n]
     best = torch.topk(z, min(top, z.shape[-1]), sorted=True)
-    entropy = -(p * lp).nan_to_num(0.0).sum(-1)
-    kl = (final.exp() * (final - lp)).nan_to_num(0.0).sum(-1).clamp_min(0)
-    wanted = [answer] if followed is None else [answer, torch.full_like(answer, followed.id)]
-    ranks = [_rank(z, ids).tolist() for ids in wanted]
-    shares = [p.gather(-1, ids.unsqueeze(-1)).squeeze(-1).tolist() for ids in wanted]
-    ids, probabilities = best.indices.tolist(), p.gather(-1, best.indices).tolist()
+    entropy = (total - _dot((z - total.unsqueeze(-1)).exp_(), z)).clamp_min(0)
+    kl = (total - _dot(final.p, z) - final.entropy).clamp_min(0)
+    wanted = [final.answer]
+    if followed is not None:
+        wanted.append(torch.full_like(final.answer, followed.id))
+    own = [z.gather(-1, ids.unsqueeze(-1)) for ids in wanted]  # [n, 1] each
+    ranks = [(1 + (z > logit).sum(-1)).tolist() for logit in own]
+    shares = [(logit[:, 0] - total).exp().tolist() for logit in own]
+    ids = best.indices.tolist()
+    probabilities = (best.values - total.unsqueeze(-1)).exp().tolist()
     for n, (h, k) in enumerate(zip(entropy.tolist(), kl.tolist(), strict=True)):
         yield LensCell(
             top=tuple(
@@ -229,11 +260,28 @@ def _cells(
         )
 
 
-def _rank(z: Tensor, ids: Tensor) -> Tensor:
-    """Rank ids `[n]` among z `[n, V]`, 1 the best; among equals the lower id is the better one."""
-    own = z.gather(-1, ids.unsqueeze(-1))
-    lower = torch.arange(z.shape[-1], device=z.device) < ids.unsqueeze(-1)
-    return 1 + (z > own).sum(-1) + ((z == own) & lower).sum(-1)
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply rows: `[n, V]` and `[n, V]` to `[n]`."""
+    return torch.bmm(a.unsqueeze(1), b.unsqueeze(2)).view(-1)
+
+
+@dataclass(frozen=True)
+class _Final:
+    """What the model says in the end, at n positions."""
+
+    p: Tensor  # [n, V]
+    entropy: Tensor  # [n]
+    answer: Tensor  # [n]
+
+    @classmethod
+    def of(cls, z: Tensor) -> "_Final":
+        z = z - z.amax(-1, keepdim=True)
+        total = z.logsumexp(-1)
+        p = (z - total.unsqueeze(-1)).exp_()
+        return cls(p, total - _dot(p, z), z.argmax(-1))
+
+    def at(self, some: slice) -> "_Final":
+        return _Final(self.p[some], self.entropy[some], self.answer[some])
 
 
 def _like(x: Tensor, logits: Tensor, width: int, kind: str) -> Tensor:

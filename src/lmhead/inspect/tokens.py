@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lmhead.errors import BadInput
-from lmhead.loading import Model
+from lmhead.loading import HeadOnly, Model
 
 
 @dataclass(frozen=True)
@@ -14,12 +14,12 @@ class Token:
     text: str
 
     @classmethod
-    def of(cls, model: Model, id: int) -> "Token":
+    def of(cls, model: Model | HeadOnly, id: int) -> "Token":
         """Name a token of a model."""
         return cls(id, model.token_text(id))
 
 
-def find_token(model: Model, token: "str | int | Token", name: str = "token") -> Token:
+def find_token(model: Model | HeadOnly, token: "str | int | Token", name: str = "token") -> Token:
     """Return the one token that a text is, or that has an id; `name` is the argument's own.
 
     A word that is no token as it stands, but is one behind a space, is that one.
@@ -49,7 +49,6 @@ def find_token(model: Model, token: "str | int | Token", name: str = "token") ->
         return Token.of(model, known)
     pieces = ", ".join(repr(model.token_text(i)) for i in tried[0][:8])
     raise BadInput(
-        f"{name} {token!r} is {len(tried[0])} tokens ({pieces}); expected the text of one token, "
-        "or its id",
-        names=[name],
+        f"{name} is {token!r}, which {model.name} reads as {len(tried[0])} pieces ({pieces}); "
+        "expected the text of one, or its id"
     )

@@ -34,7 +34,10 @@ class Range(NamedTuple):
         kinds: tuple[type, ...] = (int,) if self.whole else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds):
             return False
-        number = float(value)  # type: ignore[arg-type]
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except OverflowError:  # a whole number of hundreds of digits
+            return False
         low = number > self.low if self.open_low else number >= self.low
         high = number < self.high if self.open_high else number <= self.high
         return low and high and math.isfinite(number)

@@ -1,4 +1,4 @@
-"""What OpenAI's interface does not have: `/v1/choices` and `/v1/next`."""
+"""What OpenAI's interface does not have: `/v1/choices`, `/v1/next` and `/v1/lens`."""
 
 import math
 from typing import Any
@@ -9,11 +9,20 @@ from fastapi import APIRouter, Request
 from lmhead.errors import BadInput
 from lmhead.generation.next import next_tokens
 from lmhead.generation.score import scores, split
+from lmhead.inspect.lens import lens
 from lmhead.sampling import check_sampling
 from lmhead.serve.api.answering import while_there
 from lmhead.serve.api.asking import check_length, params_of, read_prompt
 from lmhead.serve.api.errors import Json, Refused
-from lmhead.serve.api.schemas import CONTROLS, ChoicesBody, ChoicesReply, NextBody, NextReply
+from lmhead.serve.api.schemas import (
+    CONTROLS,
+    ChoicesBody,
+    ChoicesReply,
+    LensBody,
+    LensReply,
+    NextBody,
+    NextReply,
+)
 from lmhead.serve.api.server import Server
 
 router = APIRouter()
@@ -110,6 +119,24 @@ async def next_(body: NextBody, http: Request) -> Json:
             raise
         except ValueError as error:  # of a grammar's compiler
             raise BadInput(" ".join(str(error).split())[:200]) from error
+        return found.to_dict()
+
+    told = await while_there(server, http, server.worker.call(work))
+    server.metrics.prompt_tokens.inc(len(read.ids))
+    return Json(_finite({**told, "model": server.name, "prompt": read.text}))
+
+
+@router.post("/v1/lens", response_model=None, responses={200: {"model": LensReply}})
+async def lens_(body: LensBody, http: Request) -> Json:
+    """Tell what the head would say after every block, at the last positions of a prompt."""
+    server: Server = http.app.state.server
+    server.check_model(body.model)
+    read = await read_prompt(server, body.prompt)
+
+    def work() -> dict[str, Any]:
+        found = lens(
+            read.ids, server.model, token=body.token, top=body.top or 5, last=body.last or 8
+        )
         return found.to_dict()
 
     told = await while_there(server, http, server.worker.call(work))

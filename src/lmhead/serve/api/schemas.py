@@ -164,7 +164,18 @@ class NextBody(Controls):  # type: ignore[misc]
     model: str | None = None
     prompt: str | list[Id]
     top: int | None = Field(None, ge=1, le=1000)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     order: str | list[str] | None = None
+
+
+class LensBody(Body):
+    """A prompt to look through the head at, after every block."""
+
+    model: str | None = None
+    prompt: str | list[Id]
+    token: str | Id | None = Field(None, description="A token to follow, by its text or id.")
+    top: int | None = Field(None, ge=1, le=20, description="Best tokens of each cell; 5.")
+    last: int | None = Field(None, ge=1, le=32, description="Positions, from the end; 8.")
 
 
 class Usage(BaseModel):
@@ -188,7 +199,8 @@ class SteeringReport(BaseModel):
     min_strength: float
     max_kl: float
     max_range: float
-    kl: list[float]
+    kl: list[float] = Field(description="Of each token, in nat.")
+    strength: list[float] = Field(description="Of each token; 1 is all of the steering.")
     notes: list[str]
 
 
@@ -343,6 +355,16 @@ class NextReply(BaseModel):
     tokens: list[dict[str, Any]]
     rest: float
     trace: dict[str, Any] | None
+
+
+class LensReply(BaseModel):
+    """What the head would say after every block; the last row is what the model says."""
+
+    model_config = ConfigDict(extra="allow")
+    model: str
+    ids: list[int]
+    tokens: list[str]
+    rows: list[dict[str, Any]]
 
 
 class VectorReply(BaseModel):

@@ -5,6 +5,7 @@ This is plain ASGI, because a middleware that wraps requests would hide when a c
 
 import asyncio
 import hmac
+import json
 import time
 from collections.abc import MutableMapping
 from typing import Any
@@ -48,7 +49,9 @@ class Gate:
             self._check(scope, headers)
             body = await self._body(scope, headers, receive)
         except Refused as error:
-            await reply_of(error)(scope, receive, send)
+            reply = reply_of(error)
+            reply.headers["Connection"] = "close"  # what is left of the body is not waited for
+            await reply(scope, receive, send)
             return
         except _GoneError:
             return
@@ -104,11 +107,26 @@ class Gate:
                 raise _too_large(limit)
             parts.append(part)
             more = message.get("more_body", False)
-        return b"".join(parts)
+        body = b"".join(parts)
+        if not upload:
+            _check_text(body)
+        return body
 
 
 class _GoneError(Exception):
     """The client has gone."""
+
+
+def _check_text(body: bytes) -> None:
+    """Refuse what is no text: bytes that are not UTF-8, and halves of characters in JSON."""
+    try:
+        text = body.decode("utf-8")
+        if "\\ud" in text.lower():  # may be half of a surrogate pair, which no tokenizer reads
+            json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8")
+    except UnicodeError:
+        raise Refused(400, "the body is not UTF-8, or holds half a character") from None
+    except (ValueError, RecursionError):
+        return  # no JSON: said where it is read
 
 
 def _too_large(limit: int) -> Refused:

@@ -77,6 +77,7 @@ class Steered:
             "budget": self.budget,
             "kl_cap": self.kl_cap,
             **self.guard.log.to_dict(),
+            "strength": list(self.guard.log.strength),
             "notes": list(self.notes),
         }
 
