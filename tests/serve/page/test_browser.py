@@ -135,6 +135,7 @@ def test_funnel_follows_sliders_and_the_keyboard(opened: Any, model: Any) -> Non
     assert own.index("temperature") + 1 == own.index("top_p")
     assert shown() == python([n for n in own if n != "guided"])
     # the same by mouse, back to where it was
+    page.set_viewport_size({"width": 1280, "height": 1800})
     box, below = handle.bounding_box(), page.locator('[data-stage="mirostat"]').bounding_box()
     page.mouse.move(box["x"] + 8, box["y"] + 8)
     page.mouse.down()
@@ -284,7 +285,7 @@ def test_size_tells_what_fewer_rows_save(opened: Any) -> None:
 def test_the_exported_file_shows_the_same_without_a_network(
     opened: Any, browser: Any, tmp_path: Path
 ) -> None:
-    page = opened("tab=funnel&temperature=0.6&top_k=40&min_p=0.02&order=vllm")
+    page = opened("tab=funnel&temperature=1.5&top_k=40&min_p=0.001&order=vllm")
     shown = {}
     for panel in ("lens", "why", "size", "next", "funnel"):
         page.click(f"#tab-{panel}")

@@ -37,6 +37,7 @@ from lmhead.steer.vector import Card
 LARGEST = 64 << 20  # bytes of an uploaded file
 _REACH = 8.0  # logits: what the largest alpha of the slider does to a vector at the head
 _KEPT = 32  # uploaded files
+_SEEN = 1 << 14  # rows of W that tell how rows spread
 
 
 class Vectors:
@@ -46,7 +47,7 @@ class Vectors:
         self.model = model
         self._named: dict[str, tuple[str, list[SteeringVector]]] = {}
         self._lock = threading.Lock()
-        self._mean: Tensor | None = None
+        self._rows: tuple[Tensor, Tensor] | None = None  # their mean, and how they spread
         self._reaches: dict[bytes, float] = {}  # by direction
         for path in files:
             self.add(path.name, path.read_bytes())
@@ -110,7 +111,11 @@ class Vectors:
         return [self._words(chosen.get("raise"), chosen.get("lower"))]
 
     def _words(self, up: Any, down: Any) -> SteeringVector:
-        """Make the direction from one row of W to another; from the mean of all, without one."""
+        """Make the direction from one row of W to another; without one, away from all of them.
+
+        Rows share much of what they are, so the way from their mean to one of them raises what is
+        frequent. Divided by how the rows spread, it raises that one more than any other.
+        """
         V = self.model.reachable
         for token in (up, down):
             if token is not None and not (isinstance(token, int) and 0 <= token < V):
@@ -118,9 +123,11 @@ class Vectors:
         if up is None:
             raise BadInput("no token is chosen; choose one to raise")
         W = self.model.head.weight.detach()
-        if self._mean is None:
-            self._mean = W[:V].float().mean(0)
-        v = W[up].float() - (self._mean if down is None else W[down].float())
+        if down is None:
+            mean, spread = self._rows = self._rows or _spread(W[:V])
+            v = torch.linalg.solve(spread, W[up].float() - mean)
+        else:
+            v = W[up].float() - W[down].float()
         if not bool(v.any()):
             raise BadInput("the two tokens are the same; choose another one to lower")
         return SteeringVector(v / v.norm(), HEAD, 1.0, Card(model=self.model.name))
@@ -165,6 +172,15 @@ class Vectors:
             return None
         with told():
             return steering_for(self.model, vectors, kl_cap, alpha=alpha).alone()
+
+
+def _spread(W: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean `[d]` of rows `[V, d]`, and their covariance `[d, d]`, made invertible."""
+    some = W[:: -(-len(W) // _SEEN)].float()
+    mean = some.mean(0)
+    off = some - mean
+    C = off.T @ off / len(some)
+    return mean, C + 0.01 * C.diagonal().mean() * torch.eye(len(C), device=C.device)
 
 
 def _certificate(model: Model, vector: SteeringVector, alpha: float) -> dict[str, Any]:

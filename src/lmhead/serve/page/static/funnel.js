@@ -106,10 +106,9 @@ export function funnelPanel(store) {
     handle.addEventListener("pointerdown", (event) => {
       event.preventDefault();
       handle.focus();
-      handle.setPointerCapture(event.pointerId);
       item.classList.add("dragged");
       const over = (e) => {
-        const others = [...list.children].filter((other) => other !== item);
+        const others = [...list.children].filter((other) => other !== item && !other.hidden);
         const before = others.find((other) => {
           const box = other.getBoundingClientRect();
           return e.clientY < box.top + box.height / 2;
@@ -117,13 +116,16 @@ export function funnelPanel(store) {
         list.insertBefore(item, before ?? null);
       };
       const end = () => {
-        handle.removeEventListener("pointermove", over);
+        window.removeEventListener("pointermove", over);
+        window.removeEventListener("pointerup", end);
+        window.removeEventListener("pointercancel", end);
         item.classList.remove("dragged");
         place([...list.children].map((other) => other.dataset.stage));
       };
-      handle.addEventListener("pointermove", over);
-      handle.addEventListener("pointerup", end, { once: true });
-      handle.addEventListener("pointercancel", end, { once: true });
+      // not captured by the handle: it moves in the document meanwhile, which ends a capture
+      window.addEventListener("pointermove", over);
+      window.addEventListener("pointerup", end);
+      window.addEventListener("pointercancel", end);
     });
   }
 

@@ -27,11 +27,11 @@ export function steerPanel(store) {
   const lowered = new Bars(SHOWN, { label: "Most lowered", columns: ["p"] });
   const live = h("span", { class: "live" });
   const limit = h("span", { class: "limit" });
-  const meter = h("div", { class: "kl", role: "img" }, live, limit);
+  const meter = h("div", { class: "kl", role: "img", "aria-label": "No steering" }, live, limit);
   const facts = h("dl", { class: "facts" });
   const notes = h("div", {});
-  const plain = h("p", { class: "output", "aria-label": "Plain text" });
-  const steered = h("p", { class: "output", "aria-label": "Steered text" });
+  const plain = h("div", { class: "output", role: "region", "aria-label": "Plain text" });
+  const steered = h("div", { class: "output", role: "region", "aria-label": "Steered text" });
   const go = h("button", { type: "button", class: "main", id: "steer-go" }, "Write both");
   const stop = h("button", { type: "button", id: "steer-stop", disabled: true }, "Stop");
   const told = h("p", { class: "muted", role: "status" });
