@@ -15,13 +15,20 @@ pytestmark = [pytest.mark.bare, pytest.mark.model]
 
 LMHEAD = [sys.executable, "-m", "lmhead"]
 ROOT = Path(__file__).parents[2]
-MODULES = {"guided": "llguidance", "max": "max", "plot": "matplotlib", "ray": "ray"}
+MODULES = {
+    "guided": "llguidance",
+    "max": "max",
+    "plot": "matplotlib",
+    "ray": "ray",
+    "serve": "fastapi",
+}
 MISSING = {
     "guided-regex": ("generate", "x", "--regex", "a+"),
     "guided-schema": ("generate", "x", "--json-schema", "{}"),
     "max": ("generate", "x", "--engine", "max"),
     "plot": ("steer", "check", "v.safetensors", "--plot", "v.png"),
     "ray": ("count", "text.txt", "-o", "text.counts", "--ray", "local"),
+    "serve": ("serve", "--port", "0"),
     "ray-trim": ("trim", "smollm2-135m", "--corpus", "text.txt", "--out", "o", "--ray", "local"),
 }
 
