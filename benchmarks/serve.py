@@ -174,6 +174,7 @@ async def mixed(
             assert (await client.get("/healthz")).status_code == 200
             if pid is not None:
                 told["memory_mb"].append(_memory(pid))
+            print(json.dumps(told), file=sys.stderr, flush=True)
     return told
 
 

@@ -31,6 +31,7 @@ MISSING = {
     "plot": ("steer", "check", "v.safetensors", "--plot", "v.png"),
     "serve-explore": ("explore", "--no-browser"),
     "ray": ("count", "text.txt", "-o", "text.counts", "--ray", "local"),
+    "serve": ("serve", "--port", "0"),
     "ray-trim": ("trim", "smollm2-135m", "--corpus", "text.txt", "--out", "o", "--ray", "local"),
 }
 

@@ -40,6 +40,7 @@ def test_litellm(live: Live) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LITELLM, live.url],
         capture_output=True,
+        env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},  # it would fetch prices
         text=True,
         timeout=300,
     )
