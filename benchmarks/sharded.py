@@ -14,6 +14,8 @@ bfloat16, on 1 to 4 ranks.
 """
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import socket
@@ -50,6 +52,8 @@ def status(key: str) -> int:
 
 def peak(run: Callable[[], object]) -> int:
     """Return the bytes at the peak of a call over what stood before it."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what earlier calls freed is not there to be reused
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
     run()
@@ -297,8 +301,8 @@ def claims(found: dict[str, Any]) -> dict[str, bool]:
         told[f"{size} ranks: peak memory falls as 1 / ranks"] = (
             ours["peak_bytes"] <= 1.15 * one / size + 3 * N * D * 4
         )
-        told[f"{size} ranks: topk sends less than 1 % of the logits"] = (
-            verbs["topk"]["bytes"] < 0.01 * verbs["logits"]["bytes"] * size
+        told[f"{size} ranks: topk receives less than 3 % of the logits"] = (
+            verbs["topk"]["bytes"] < 0.03 * verbs["logits"]["bytes"]
         )
     return told
 

@@ -132,7 +132,7 @@ def _share(
 ) -> tuple[Share, tuple[int, ...]]:
     """Tell which rows of the whole head are here, and how many tokens each rank has."""
     if ranks.size == 1:
-        return Share(ranks, 0, rows, rows, rows), (tokens,)
+        return Share(ranks, 0, rows, rows), (tokens,)
     (every,) = ranks.gather(torch.tensor([rows, tokens]), what="a loss")  # [R, 2]
     all_rows, all_tokens = every.unbind(1)
     counts = tuple(all_tokens.tolist())
@@ -142,7 +142,7 @@ def _share(
             "on all of them, or sequence_parallel=True where each has its own"
         )
     start = int(all_rows[: ranks.rank].sum())
-    share = Share(ranks, start, rows, int(all_rows.sum()), int(all_rows.max()))
+    share = Share(ranks, start, rows, int(all_rows.sum()))
     return share, counts
 
 

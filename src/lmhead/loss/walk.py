@@ -26,7 +26,6 @@ class Share(NamedTuple):
     start: int
     rows: int
     V: int
-    widest: int  # the most rows that any rank has: all must walk in the same steps
 
 
 class Partial(NamedTuple):
@@ -86,7 +85,8 @@ def walk(
     needs = needs if upstream is not None else Needs(False, False, False)
     places = (targets != rules.ignore_index).nonzero().squeeze(1)  # [n]
     n = places.numel()
-    B = min(rules.chunk or chunk_for(n, share.widest, d, rules.softcap), max(n, 1))
+    # by all V rows: ranks walk in the same steps, and the buffer shrinks with their number
+    B = min(rules.chunk or chunk_for(n, share.V, d, rules.softcap), max(n, 1))
 
     losses = h.new_zeros(N, dtype=wide)
     grad_h = h.new_zeros(N, d, dtype=wide) if needs.h else None
