@@ -17,6 +17,14 @@ pytestmark = pytest.mark.model
 FRANCE = "The capital of France is"
 PANELS = ("next", "funnel", "lens", "why", "steer", "size")
 WORKS = "() => !document.querySelector('.working')"
+DRAWN = {  # what is there once a panel shows its result
+    "next": "#panel-next .bar",
+    "funnel": "#panel-funnel .bar",
+    "lens": ".lens .cell",
+    "why": "#why-sum .badge",
+    "steer": "#panel-steer .facts dd",
+    "size": "#panel-size .facts dd",
+}
 
 
 def words(page: Any, panel: str = "next", among: str = ".bars") -> list[str]:
@@ -289,9 +297,8 @@ def test_the_exported_file_shows_the_same_without_a_network(
     shown = {}
     for panel in ("lens", "why", "size", "next", "funnel"):
         page.click(f"#tab-{panel}")
-        page.wait_for_timeout(100)
+        page.wait_for_selector(DRAWN[panel])
         page.wait_for_function(WORKS)
-        page.wait_for_timeout(300)
         shown[panel] = page.locator(f"#panel-{panel}").inner_text()
     with page.expect_download() as download:
         page.click("#export")
@@ -312,7 +319,8 @@ def same(browser: Any, file: Path, shown: dict[str, str]) -> None:
     page.wait_for_selector("body[data-ready]")
     for panel, text in shown.items():
         page.click(f"#tab-{panel}")
-        page.wait_for_timeout(150)
+        page.wait_for_selector(DRAWN[panel])
+        page.wait_for_function(WORKS)
         assert page.locator(f"#panel-{panel}").inner_text() == text, panel
     # the sliders of the funnel still work
     page.click("#tab-funnel")
@@ -360,7 +368,7 @@ def test_axe_finds_nothing_and_nothing_overflows(opened: Any, theme: str) -> Non
     page = opened("temperature=0.7&top_p=0.9&steer=words:4649:&alpha=2", theme=theme)
     for panel in PANELS:
         page.click(f"#tab-{panel}")
-        page.wait_for_timeout(100)
+        page.wait_for_selector(DRAWN[panel])
         page.wait_for_function(WORKS)
         found = axe.Axe().run(page).response["violations"]
         told = [(v["id"], v["impact"], [n["target"] for n in v["nodes"]][:3]) for v in found]
