@@ -110,7 +110,7 @@ def test_a_model_in_training_mode_is_told(net: Any, tokenizer: Any) -> None:
         ("memory", {"device": "cpu"}, "device cannot be given: the LlamaForCausalLM is in memory"),
         ("loaded", {"dtype": "bfloat16"}, "dtype cannot be given: .* is loaded already"),
         ("loaded", {"body": "max"}, "loaded already, with another body"),
-        ("folder", {"body": "jax"}, "body is 'jax'; expected 'torch' or 'max'"),
+        ("folder", {"body": "jax"}, "body is 'jax'; expected one of auto, torch, llama.cpp, max"),
         ("folder", {"body": "max", "dtype": "float32"}, "float32 on the CPU"),
         ("folder", {"dtype": "int7"}, "dtype is 'int7'; expected one of float32, bfloat16"),
         ("folder", {"dtype": torch.int8}, "dtype is torch.int8; expected one of"),

@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,8 +118,7 @@ def sampler(model: Model, **controls: Any) -> Sampler:
 
 
 def test_forty_requests_join_and_leave(fast: Model) -> None:
-    """Each gives what it gives alone. Rounding differs between one row and several, as on every
-    body; where two tokens score the same up to that, the choice may too: once in 40 at most."""
+    """Each gives what it gives alone, to the bit: no sum depends on who runs beside it."""
     rng = random.Random(40)
     requests = [
         Request(
@@ -146,8 +144,8 @@ def test_forty_requests_join_and_leave(fast: Model) -> None:
             if event.result is not None:
                 found[place[event.id]] = event.result
     assert len(found) >= 36
-    other = [i for i, result in found.items() if result.ids != expected[i].ids]
-    assert len(other) <= 1, f"{len(other)} of {len(found)} gave other ids: {other}"
+    for i, result in found.items():
+        assert result.ids == expected[i].ids
 
 
 def _alone(model: Model, request: Request) -> Generation:
@@ -183,11 +181,12 @@ def test_the_memory_grows_and_keeps_what_it_holds(smollm2_gguf: Path) -> None:
         h, memory = model.body.prefill([prompt, prompt[:3]])
         wanted, _ = model.body.run(torch.tensor([[260], [7042]]), memory)
         _, memory = model.body.prefill([prompt, prompt[:3]])
-        cells = model.body._rows.context.cells
-        _, _long = model.body.prefill([[7] * (cells - 4)])
-        assert model.body._rows.context.cells == 2 * cells
+        first = model.body._rows.context
+        _, _long = model.body.prefill([[7] * (first.cells + 4)])
+        grown = model.body._rows.context
+        assert (grown.cells, grown.sequences) == (2 * first.cells, 2 * first.sequences)
         h, _ = model.body.run(torch.tensor([[260], [7042]]), memory)
-    torch.testing.assert_close(h, wanted, rtol=1e-3, atol=2e-2)
+    assert torch.equal(h, wanted)
 
 
 def test_too_many_sequences(fast: Model) -> None:
@@ -290,12 +289,12 @@ def test_a_kill_leaves_nothing_behind(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "lmhead", "generate", "abc", "-m", str(file), "-n", "3000"]
     command += ["--body", "llama.cpp", "--min-tokens", "3000"]
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
-    assert started.stdout is not None
-    started.stdout.read(12)  # it generates
-    started.send_signal(signal.SIGKILL)
-    started.wait()
-    time.sleep(0.1)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
+    ) as it:
+        assert it.stdout is not None
+        it.stdout.read(12)  # it generates
+        it.send_signal(signal.SIGKILL)
     done = subprocess.run([*command[:8], "5", *command[9:11]], capture_output=True, env=env)
     assert done.returncode == 0, done.stderr
     assert not list((tmp_path / "cache" / "staging").iterdir())

@@ -3,7 +3,7 @@
 What comes out is h after the final norm, as it enters the head; the head is ours. llama.cpp is
 given embeddings and no vocabulary (`llama/blocks_file.py`), so that it computes no head of its own,
 and keeps every sequence apart by a number (`llama/memory.py`), so that requests join and leave a
-batch without anything being copied.
+batch without anything being moved.
 
 Symbols: B sequences, T tokens read now, d the width of h `[B, T, d]`.
 """
@@ -55,7 +55,7 @@ class LlamaBody:
         self._scale = runs.scale
         self.model = model = Loaded(runs.path)
         exact = _is_float32(gguf)
-        self._rows = Rows(lambda cells: Context(model, cells, exact=exact))
+        self._rows = Rows(lambda cells, rows: Context(model, cells, rows, exact=exact))
         self._vectors: dict[int, tuple[Additions, Floats]] = {}
 
     @classmethod
@@ -185,12 +185,18 @@ class LlamaBody:
         """Run some of the rows, all with the same vectors; return h `[n, d]`."""
         context = self._rows.context
         context.steer(added)
-        flat = [token for i in members for token in ids[i]]
-        places = [held[i].length + t for i in members for t in range(len(ids[i]))]
-        numbers = [held[i].id for i in members for _ in ids[i]]
+        # in the order of their numbers: those that follow each other are run together
+        order = sorted(members, key=lambda i: held[i].id)
+        flat = [token for i in order for token in ids[i]]
+        places = [held[i].length + t for i in order for t in range(len(ids[i]))]
+        numbers = [held[i].id for i in order for _ in ids[i]]
         h = context.read(self._given(flat), places, numbers)
-        for i in members:
+        for i in order:
             held[i].length += len(ids[i])
+        if order != list(members):
+            ends = np.cumsum([len(ids[i]) for i in order])
+            parts = dict(zip(order, np.split(h, ends[:-1]), strict=True))
+            h = np.concatenate([parts[i] for i in members])
         return torch.from_numpy(h)
 
     def _given(self, ids: list[int]) -> Any:

@@ -59,7 +59,7 @@ class OnText:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two heads side by side."""
+    """Two heads side by side: the rows that moved, both spectra, and where their choices differ."""
 
     a: str
     b: str

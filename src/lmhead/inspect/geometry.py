@@ -59,7 +59,7 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The shape of a head."""
+    """The shape of a head: norms, spectrum, effective rank, and the rows that stand out."""
 
     model: str
     rows: int

@@ -49,7 +49,7 @@ class ReadToken:
 
 @dataclass(frozen=True)
 class Reading:
-    """A text as the model reads it."""
+    """A text as the model reads it: log-probability, rank and entropy of every token."""
 
     model: str
     text: str

@@ -149,9 +149,9 @@ def test_only_the_heads_tensors_are_read(
     read: list[str] = []
     original = Checkpoint.read
 
-    def spy(checkpoint: Checkpoint, tensor: str) -> Tensor:
+    def spy(checkpoint: Checkpoint, tensor: str, rows: slice | None = None) -> Tensor:
         read.append(tensor)
-        return original(checkpoint, tensor)
+        return original(checkpoint, tensor, rows)
 
     monkeypatch.setattr(Checkpoint, "read", spy)
     LMHead.from_pretrained(tmp_path)

@@ -30,6 +30,7 @@ _NEEDED = (
     "llama_model_load_from_file", "llama_model_free", "llama_context_default_params",
     "llama_init_from_model", "llama_free", "llama_model_n_embd", "llama_model_n_layer",
     "llama_get_memory", "llama_memory_seq_rm", "llama_memory_seq_cp", "llama_set_n_threads",
+    "llama_memory_seq_pos_max",
     "llama_decode", "llama_get_embeddings", "llama_get_logits", "llama_set_adapter_cvec",
     "llama_state_seq_get_size", "llama_state_seq_get_data", "llama_state_seq_set_data",
     "llama_max_parallel_sequences", "llama_batch", "llama_log_callback",
@@ -121,19 +122,27 @@ class Loaded:
         self.layers = int(lib.llama_model_n_layer(self.pointer))
 
 
+def most_sequences() -> int:
+    """Return how many sequences llama.cpp can keep apart."""
+    return int(library().llama_max_parallel_sequences())
+
+
 class Context:
-    """What llama.cpp remembers of up to 256 sequences, in `cells` cells that they all share.
+    """What llama.cpp remembers of so many sequences, each with `cells` cells of its own.
 
     `exact` keeps keys and values in float32 instead of float16.
     """
 
-    def __init__(self, model: Loaded, cells: int, *, exact: bool = False) -> None:
+    def __init__(
+        self, model: Loaded, cells: int, sequences: int = 1, *, exact: bool = False
+    ) -> None:
         lib = library()
         params = lib.llama_context_default_params()
-        params.n_ctx = self.cells = cells
+        self.cells, self.sequences = cells, sequences
+        params.n_ctx, params.n_seq_max = cells * sequences, sequences
         params.n_batch = params.n_ubatch = BATCH
-        params.n_seq_max = self.sequences = int(lib.llama_max_parallel_sequences())
-        params.embeddings, params.kv_unified, params.no_perf = True, True, True
+        # in a cache that all share, sums depend on where the others lie, and so does every rounding
+        params.embeddings, params.kv_unified, params.no_perf = True, False, True
         params.pooling_type = _POOLING_NONE
         # flash attention adds up values in float16, in an order that depends on who runs beside
         params.flash_attn_type = _FLASH_OFF
@@ -201,12 +210,14 @@ class Context:
         self._lib.llama_memory_seq_rm(self._memory, id, -1, -1)
 
     def copy(self, source: int, target: int) -> None:
-        """Let an empty sequence be what another is: they share its cells."""
+        """Let an empty sequence be what another is."""
         self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def take_over(self, other: "Context", ids: Sequence[int]) -> None:
         """Read these sequences from another context of the same model."""
         for id in ids:
+            if self._lib.llama_memory_seq_pos_max(other._memory, id) < 0:
+                continue  # a pass that failed left it empty
             size = self._lib.llama_state_seq_get_size(other.pointer, id)
             held = (ctypes.c_uint8 * size)()
             if self._lib.llama_state_seq_get_data(other.pointer, held, size, id) != size:

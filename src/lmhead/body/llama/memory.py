@@ -1,18 +1,20 @@
 """What llama.cpp remembers of sequences: rows of a batch that are taken, copied and given back.
 
-All sequences of a body lie in one context. A row is a number there; to leave a batch is to give the
-number back, to join is to stand in another list, and a copy shares its cells. The context grows
-when its cells run out: to twice the size, with everything that it remembers.
+All sequences of a body lie in one context, each in cells of its own, so that what a row gives does
+not depend on who runs beside it. A row is a number there; to leave a batch is to give the number
+back, to join is to stand in another list. The context grows when its rows or their cells run out:
+to twice the size, with everything that it remembers.
 """
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import RLock
 
-from lmhead.body.llama.library import Context
+from lmhead.body.llama.library import Context, most_sequences
 from lmhead.errors import BadInput, UnsupportedModel
 
-_FIRST = 1024  # cells to begin with
+_CELLS, _ROWS = 512, 2  # to begin with
 
 
 class Row:
@@ -30,56 +32,61 @@ class Row:
 class Rows:
     """The sequences of one body, and the context that remembers them."""
 
-    def __init__(self, make: Callable[[int], Context]) -> None:
+    def __init__(self, make: Callable[[int, int], Context]) -> None:
         self._make = make
         self.lock = RLock()  # one pass at a time, and no change of the rows meanwhile
-        self.context = make(_FIRST)
-        self._free = list(range(self.context.sequences))[::-1]
+        self.context = make(_CELLS, _ROWS)
+        self._free = list(range(_ROWS))  # a heap: low numbers first, which lie side by side
         self._back: deque[int] = deque()
         self._used: dict[int, int] = {}  # cells of every sequence that is somebody's
 
     def new(self, count: int) -> list[Row]:
         """Return empty sequences."""
         self._collect()
-        if count > len(self._free):
-            total = self.context.sequences
+        need, most = len(self._used) + count, most_sequences()
+        if need > most:
             raise BadInput(
-                f"{total - len(self._free) + count} sequences are to run side by side, but "
-                f"llama.cpp remembers at most {total}; lower batch_size",
+                f"{need} sequences are to run side by side, but llama.cpp remembers at most "
+                f"{most}; lower batch_size",
                 names=["batch_size"],
             )
+        if need > self.context.sequences:
+            more = self.context.sequences
+            while more < need:
+                more = min(2 * more, most)
+            self._move(self.context.cells, more)
         return [self._row(0) for _ in range(count)]
 
     def copy(self, row: Row) -> Row:
         """Return another sequence that remembers the same."""
-        self._collect()
-        if not self._free:
-            raise BadInput(
-                f"llama.cpp remembers at most {self.context.sequences} sequences; lower "
-                "batch_size or beams",
-                names=["batch_size", "beams"],
-            )
-        made = self._row(row.length)
+        made = self.new(1)[0]
         self.context.copy(row.id, made.id)
+        made.length = self._used[made.id] = row.length
         return made
 
     def grow(self, rows: Sequence[Row], tokens: Sequence[int]) -> None:
         """Make room for so many more tokens of each of these rows."""
         self._collect()
-        filled = [id for id, used in self._used.items() if used]
+        need, cells = 0, self.context.cells
         for row, more in zip(rows, tokens, strict=True):
-            self._used[row.id] = row.length + more
-        need, cells = sum(self._used.values()), self.context.cells
-        if need <= cells:
-            return
+            need = max(need, row.length + more)
         while cells < need:
             cells *= 2
-        old, self.context = self.context, self._make(cells)
-        self.context.take_over(old, filled)
+        if cells > self.context.cells:
+            self._move(cells, self.context.sequences)
+        for row, more in zip(rows, tokens, strict=True):
+            self._used[row.id] = row.length + more
+
+    def _move(self, cells: int, sequences: int) -> None:
+        """Go on in a larger context."""
+        old, self.context = self.context, self._make(cells, sequences)
+        self.context.take_over(old, [id for id, used in self._used.items() if used])
+        for id in range(old.sequences, sequences):
+            heapq.heappush(self._free, id)
         old.free()
 
     def _row(self, length: int) -> Row:
-        row = Row(self._free.pop(), self._back, length)
+        row = Row(heapq.heappop(self._free), self._back, length)
         self._used[row.id] = length
         return row
 
@@ -89,7 +96,7 @@ class Rows:
             id = self._back.popleft()
             self.context.forget(id)
             del self._used[id]
-            self._free.append(id)
+            heapq.heappush(self._free, id)
 
 
 class LlamaState:

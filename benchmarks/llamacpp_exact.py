@@ -1,6 +1,6 @@
 """How far h of the llama.cpp body is from that of transformers, and where the texts part.
 
-    python benchmarks/llama_cpp_exact.py [--model MODEL] [--prompts 20] [--tokens 64] [--json]
+    python benchmarks/llamacpp_exact.py [--model MODEL] [--prompts 20] [--tokens 64] [--json]
 
 The same GGUF file twice: as it is stored, and with every tensor dequantised to float32, where
 llama.cpp has nothing to round. For each, over the positions of greedy texts of transformers: the

@@ -1,6 +1,6 @@
 """Speed of the llama.cpp body under our head: against transformers, and against llama.cpp itself.
 
-    python benchmarks/llama_cpp.py [--model MODEL] [--trimmed FILE.gguf] [--tokens 128] [--rounds 3]
+    python benchmarks/llamacpp.py [--model MODEL] [--trimmed FILE.gguf] [--tokens 128] [--rounds 3]
 
 One process, all turn by turn, so that a busy machine slows all; the ratios are those of the best
 rounds. Greedy, one sequence, none may end early:
