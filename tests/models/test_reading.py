@@ -82,6 +82,12 @@ def test_a_model_that_transformers_cannot_build(folder: Path, values: dict[str, 
     refused(lambda: load(folder))
 
 
+@pytest.mark.parametrize("value", [7, 0.5, "x", {"a": 1}, [7], []])
+def test_architectures_that_are_no_list_of_names(folder: Path, value: Any) -> None:
+    change(folder / "config.json", architectures=value)
+    causal_config(open_checkpoint(folder))  # the model type tells as much
+
+
 @pytest.mark.parametrize("key", ["num_hidden_layers", "num_experts"])
 def test_a_billion_layers_are_not_built(folder: Path, key: str) -> None:
     change(folder / "config.json", **{key: 10**9})

@@ -50,11 +50,16 @@ def remove(entry: Entry) -> None:
             entry.folder.rename(away / entry.name)
         sweep(staging)
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not entry.folder.exists():
+            return  # another process was quicker
         raise LMHeadError(f"cannot remove {entry.folder}: {error.strerror}") from error
 
 
 def keep_below(nbytes: int) -> list[Entry]:
     """Remove what was not used for longest until the cache takes at most `nbytes`; return that."""
+    if (staging := cache_root() / "staging").is_dir():
+        with suppress(OSError):
+            sweep(staging)  # what a killed run moved away and did not remove
     kept = sorted(entries(), key=lambda entry: entry.used)
     total = sum(entry.nbytes for entry in kept)
     removed = []

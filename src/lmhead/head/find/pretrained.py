@@ -112,7 +112,8 @@ def causal_config(checkpoint: Checkpoint) -> Any:
 
 
 def _architecture(config: Any) -> str:
-    return str(next(iter(config.architectures or ()), ""))
+    names = config.architectures
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _twin(checkpoint: Checkpoint) -> "PreTrainedModel":
