@@ -122,11 +122,6 @@ class Loaded:
         self.layers = int(lib.llama_model_n_layer(self.pointer))
 
 
-def most_sequences() -> int:
-    """Return how many sequences llama.cpp can keep apart."""
-    return int(library().llama_max_parallel_sequences())
-
-
 class Context:
     """What llama.cpp remembers of so many sequences, each with `cells` cells of its own.
 
@@ -223,7 +218,9 @@ class Context:
             if self._lib.llama_state_seq_get_data(other.pointer, held, size, id) != size:
                 raise LMHeadError(f"llama.cpp gave no memory of sequence {id}; please report this")
             if not self._lib.llama_state_seq_set_data(self.pointer, held, size, id):
-                raise LMHeadError(f"llama.cpp took no memory of sequence {id}; please report this")
+                raise LMHeadError(
+                    f"llama.cpp took no memory of sequence {id}{_reason()}; please report this"
+                )
 
     def steer(self, added: Floats | None) -> None:
         """Add row l - 1 of `[layers - 1, d]` to what block l puts out; None: nothing, anywhere.

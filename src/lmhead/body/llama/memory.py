@@ -2,8 +2,9 @@
 
 All sequences of a body lie in one context, each in cells of its own, so that what a row gives does
 not depend on who runs beside it. A row is a number there; to leave a batch is to give the number
-back, to join is to stand in another list. The context grows when its rows or their cells run out:
-to twice the size, with everything that it remembers.
+back, to join is to stand in another list. When the cells of a row run out, the context grows to
+twice the size, with everything that it remembers. The number of rows is fixed, because llama.cpp
+moves no sequence between contexts that differ in it.
 """
 
 import heapq
@@ -11,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from threading import RLock
 
-from lmhead.body.llama.library import Context, most_sequences
+from lmhead.body.llama.library import Context
 from lmhead.errors import BadInput, UnsupportedModel
 
-_CELLS, _ROWS = 512, 2  # to begin with
+_CELLS = 256  # of each row, to begin with
+ROWS = 16  # that can be remembered side by side: eight guarded sequences have two each
 
 
 class Row:
@@ -35,26 +37,20 @@ class Rows:
     def __init__(self, make: Callable[[int, int], Context]) -> None:
         self._make = make
         self.lock = RLock()  # one pass at a time, and no change of the rows meanwhile
-        self.context = make(_CELLS, _ROWS)
-        self._free = list(range(_ROWS))  # a heap: low numbers first, which lie side by side
+        self.context = make(_CELLS, ROWS)
+        self._free = list(range(ROWS))  # a heap: low numbers first, which lie side by side
         self._back: deque[int] = deque()
         self._used: dict[int, int] = {}  # cells of every sequence that is somebody's
 
     def new(self, count: int) -> list[Row]:
         """Return empty sequences."""
         self._collect()
-        need, most = len(self._used) + count, most_sequences()
-        if need > most:
+        if (need := len(self._used) + count) > ROWS:
             raise BadInput(
-                f"{need} sequences are to run side by side, but llama.cpp remembers at most "
-                f"{most}; lower batch_size",
+                f"{need} sequences are to run side by side, but the llama.cpp body remembers at "
+                f"most {ROWS}; lower batch_size",
                 names=["batch_size"],
             )
-        if need > self.context.sequences:
-            more = self.context.sequences
-            while more < need:
-                more = min(2 * more, most)
-            self._move(self.context.cells, more)
         return [self._row(0) for _ in range(count)]
 
     def copy(self, row: Row) -> Row:
@@ -73,16 +69,14 @@ class Rows:
         while cells < need:
             cells *= 2
         if cells > self.context.cells:
-            self._move(cells, self.context.sequences)
+            self._move(cells)
         for row, more in zip(rows, tokens, strict=True):
             self._used[row.id] = row.length + more
 
-    def _move(self, cells: int, sequences: int) -> None:
+    def _move(self, cells: int) -> None:
         """Go on in a larger context."""
-        old, self.context = self.context, self._make(cells, sequences)
+        old, self.context = self.context, self._make(cells, ROWS)
         self.context.take_over(old, [id for id, used in self._used.items() if used])
-        for id in range(old.sequences, sequences):
-            heapq.heappush(self._free, id)
         old.free()
 
     def _row(self, length: int) -> Row:
