@@ -213,7 +213,9 @@ export function steerPanel(store) {
     const common = { ids: store.read.ids, params, order: store.order(), max_tokens: store.state.n };
     const one = (place, steer) => {
       place.textContent = "";
-      return lines("/api/generate", { ...common, steer }, ({ token }) => { place.textContent += token.text; }, running.signal);
+      return lines("/api/generate", { ...common, steer }, ({ token }) => {
+        if (!store.about.stop_ids.includes(token.id)) place.textContent += token.text;
+      }, running.signal);
     };
     const both = await Promise.allSettled([
       one(plain, null), one(steered, { vector: vector(), alpha: strength, kl_cap }),
