@@ -14,8 +14,10 @@ _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "numba"
 _EXTRAS = {
     "guided": ("llguidance", "JSON schemas, regular expressions and grammars"),
     "plot": ("matplotlib", "pictures (--plot)"),
+    "llamacpp": ("llama-cpp-python", "running .gguf files by llama.cpp"),
     "max": ("max", "the Modular MAX engine"),
     "ray": ("ray", "counting on a Ray cluster"),
+    "serve": ("fastapi", "the server and the page"),
 }
 
 
