@@ -11,7 +11,7 @@ import pytest
 from lmhead.errors import BadInput
 from lmhead.trim.idmap import TrimMap
 from lmhead.trim.keepfile import KeepFile
-from lmhead.trim.keepset import Keep, choose, read_ids, wanted
+from lmhead.trim.keepset import Keep, choose, minimum, read_ids, wanted
 from lmhead.trim.scripts import LANGUAGES, SCRIPTS, is_written_in, script_of, scripts_of
 from lmhead.trim.tokenizer import TokenizerJson
 
@@ -71,7 +71,8 @@ def test_a_size_takes_the_most_useful_with_what_they_are_made_of(tokenizer: Toke
     assert tokenizer.closure(kept.ids) == kept.ids
     assert set(range(2000, 2020)) <= kept.ids
     with pytest.raises(BadInput, match="takes 259 rows"):
-        choose(tokenizer, (), {}, size=200)
+        minimum(tokenizer, (), 0, 200)
+    assert minimum(tokenizer, (), 0, 400) == 320  # 259 in whole blocks of 64
 
 
 def test_reasons_add_up(tokenizer: TokenizerJson) -> None:
