@@ -7,6 +7,7 @@ ends in an error that names it and not in a wait.
 
 import json
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
@@ -122,7 +123,10 @@ def _together(task: Callable[[], None], ranks: Ranks, what: str, kind: type[LMHe
 
     def run() -> None:
         try:
-            task()
+            with warnings.catch_warnings():
+                if ranks.size == 1:  # torch warns that it works for one process, which is meant
+                    warnings.simplefilter("ignore", UserWarning)
+                task()
         except BaseException as error:
             failed.append(error)
 
