@@ -176,9 +176,9 @@ def test_two_words_make_a_vector(site: Any, model: Any) -> None:
 def test_the_preview_of_a_trim_is_what_a_trim_keeps(site: Any, model: Any) -> None:
     from lmhead.serve.page.sizes import _order
     from lmhead.steer.prompts import NEUTRAL
-    from lmhead.trim.coverage import listen
     from lmhead.trim.folder import ModelFolder
     from lmhead.trim.keepset import choose, tail
+    from lmhead.trim.listening import listen
 
     found = ask(site, "/api/coverage", {"text": None}).result
     assert found["rows"][-1] == model.reachable
