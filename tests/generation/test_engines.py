@@ -125,7 +125,7 @@ def test_what_the_engine_cannot_know_takes_all_logits(linked: Model) -> None:
     assert isinstance(screened, ScreenedHead)
     for controls in (
         {"allowed_ids": (28, 198, 260, 354)},
-        {"top_p": 0.9, "seed": 1},
+        {"typical_p": 0.9, "seed": 1},  # looks at all probabilities
         {"order": ["top_k", "repetition_penalty"], "top_k": 5, "repetition_penalty": 1.3},
     ):
         options = {"max_tokens": 6, "seed": 1, **controls}
