@@ -139,7 +139,7 @@ def test_logits_are_held_for_a_few_positions_only(
     V = model.head.vocab_size
 
     class Watched:
-        vocab_size, hidden_size = V, model.head.hidden_size
+        vocab_size, hidden_size, reads_all = V, model.head.hidden_size, True
 
         def __call__(self, h: torch.Tensor) -> torch.Tensor:
             asked.append(h.shape[0])

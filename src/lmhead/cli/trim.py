@@ -214,7 +214,8 @@ def _show(report: "TrimReport") -> None:
 
     ids = report.ids
     done = "planned" if report.out is None else "trimmed"
-    table = render.table("", "before", "after", "saved", title=f"{report.model}, {done}")
+    render.say(f"{report.model}, {done}")  # a table's title would be cut to the table's width
+    table = render.table("", "before", "after", "saved")
     rows = 1 - ids.kept_rows / ids.rows
     table.add_row("rows", f"{ids.rows:,}", f"{ids.kept_rows:,}", render.percent(rows))
     if report.form != "head":  # which leaves the model as it is
