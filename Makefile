@@ -15,7 +15,7 @@ PIP := -m pip install --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-bare test-llamacpp lint format bench fuzz faults lock locked dist docs clean
+.PHONY: help demo test test-all test-bare test-llamacpp test-max lint format bench fuzz faults lock locked dist docs clean
 
 help:
 	@echo "make demo      set up, then the head's report, a next-token table and a continuation"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-all  the same, with the tests that need gemma3-270m (its terms apply)"
 	@echo "make test-bare lmhead alone, without any extra: what is missing is said in one line"
 	@echo "make test-llamacpp  build llama-cpp-python once, then the tests of the llama.cpp body"
+	@echo "make test-max  install Modular MAX, then the tests of its engine; it compiles for minutes"
 	@echo "make bench     every benchmark, one after the other"
 	@echo "make fuzz      feed every reader COUNT=20000 mutated files each (JSON_COUNT=5000)"
 	@echo "make faults    break every command that writes, KILLS=64 times each, and print what is left"
@@ -94,6 +95,11 @@ test-llamacpp: $(VENV)/.installed-dev $(LLAMACPP_WHEELS)/.built
 	@$(BIN)/python $(PIP) --find-links $(LLAMACPP_WHEELS) --editable '.[llamacpp]'
 	@$(BIN)/lmhead pull smollm2-135m
 	LMHEAD_LLAMACPP=1 $(BIN)/python -m pytest $(PYTEST) tests/body/test_protocol.py tests/body/test_llama_cpp.py tests/steer/bound/test_llama_cpp.py
+
+# MAX compiles for minutes, and one process cannot hold several of its sessions: a process for each file.
+test-max: $(VENV)/.installed-dev
+	@$(BIN)/python $(PIP) --editable '.[max]'
+	@for file in tests/head/test_max_head.py tests/body/test_max_body.py; do $(BIN)/python -m pytest $$file || exit 1; done
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python tests/fuzz/harness.py --count $(COUNT) --json-count $(JSON_COUNT)

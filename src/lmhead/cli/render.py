@@ -152,8 +152,8 @@ class Facts:
     """A list of names and values under a title."""
 
     def __init__(self, title: str) -> None:
-        self._table = Table(box=None, show_header=False, title_justify="left")
-        self._table.title = Text(plain(title), style="bold")
+        self._title = Text(plain(title), style="bold")
+        self._table = Table(box=None, show_header=False)
         self._table.add_column(style="dim", no_wrap=True)
         self._table.add_column()
 
@@ -162,6 +162,7 @@ class Facts:
 
     def print(self) -> None:
         """Print it on stdout."""
+        out().print(self._title, soft_wrap=True)  # a title of the table is cut to its width
         out().print(self._table)
 
 
