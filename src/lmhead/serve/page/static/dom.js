@@ -77,6 +77,18 @@ export function quietly(f, wait) {
   return later;
 }
 
+/** Call f at once, and then at most once in so many milliseconds; the last call is never lost. */
+export function sparingly(f, wait) {
+  let timer = 0;
+  let again = false;
+  const now = () => {
+    again = false;
+    f();
+    timer = setTimeout(() => { timer = 0; if (again) now(); }, wait);
+  };
+  return () => { if (timer) again = true; else now(); };
+}
+
 /** A labelled slider with a number beside it; both say the same. `scale` "log" spaces it so. */
 export function slider({ label, name, min, max, step, value, oninput, scale, most, describe }) {
   const id = `c-${name}`;

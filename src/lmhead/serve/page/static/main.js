@@ -1,7 +1,7 @@
 // The page: its parts, put together.
 
 import { exportPage, exportedState, json, offline, ping, watch } from "./api.js";
-import { count, h, plural, problem, quietly } from "./dom.js";
+import { count, h, plural, problem, quietly, sparingly } from "./dom.js";
 import { funnelPanel } from "./funnel.js";
 import { lensPanel } from "./lens.js";
 import { nextPanel } from "./next.js";
@@ -115,7 +115,7 @@ async function start() {
   prompt.value = store.state.prompt;
   prompt.readOnly = offline;
   prompt.addEventListener("input", () => typed());
-  const saved = quietly(() => history.replaceState(null, "", `#${store.address()}`), 120);
+  const saved = sparingly(() => history.replaceState(null, "", `#${store.address()}`), 120);
 
   function shown() {
     const { tab } = store.state;
