@@ -3,7 +3,6 @@
 import os
 import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from lmhead.cli.options import Json, Model
@@ -85,6 +84,8 @@ def _cpus() -> int:
 
 
 def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(package)
     except PackageNotFoundError:

@@ -5,10 +5,12 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmhead.errors import BadInput
-from lmhead.models.conversation import Conversation, check_conversation, is_conversation
+
+if TYPE_CHECKING:
+    from lmhead.models.conversation import Conversation
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,10 @@ class Row:
                     f'{self.where} has a field "{name}", which the result has too; rename it'
                 )
 
-    def prompt(self) -> str | Conversation:
+    def prompt(self) -> "str | Conversation":
         """Return the "prompt", a text or a conversation, or the conversation in "messages"."""
+        from lmhead.models.conversation import check_conversation, is_conversation
+
         for name in ("prompt", "messages"):
             value = self.fields.get(name)
             if is_conversation(value):
