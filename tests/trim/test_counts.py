@@ -132,6 +132,14 @@ def test_without_ray_you_are_told_what_to_install(tokenizer: TokenizerJson, corp
         count_on_ray(tokenizer, corpus, "auto")
 
 
+def test_an_address_that_is_none_is_refused_in_one_line() -> None:
+    pytest.importorskip("ray", reason="needs the extra `ray`")
+    refused = pytest.raises(BadInput, match="no Ray cluster can be joined at 'nonsense'")
+    with refused as told, workers.joined("nonsense"):
+        pass
+    assert "\n" not in str(told.value)
+
+
 def test_a_cluster_that_does_not_answer_is_said_at_once() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: no one answers

@@ -101,7 +101,14 @@ def joined(address: str | None) -> Iterator[None]:
         yield
         return
     refuse_dead(address)
-    ray.init(address=address, log_to_driver=False)
+    try:
+        ray.init(address=address, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(
+            f"no Ray cluster can be joined at {address!r} ({reason}); check the address, or use "
+            "`local` for a cluster on this machine"
+        ) from error
     try:
         yield
     finally:
