@@ -49,8 +49,8 @@ def test_touched_tokens(world: World, screened: bool) -> None:
 
 
 def test_scale_softcap_padding_and_gradients(world: World) -> None:
-    for size in (2, 3):
-        world.run("sharded_checks.scale_and_padding", size=size)
+    for size, split in ((2, "even"), (3, "uneven")):
+        world.run("sharded_checks.scale_and_padding", split, size=size)
 
 
 def test_what_is_refused(world: World) -> None:
