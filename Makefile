@@ -9,6 +9,7 @@ KILLS ?= 64
 WHEELS ?= .wheels
 COUNT ?= 20000
 JSON_COUNT ?= 5000
+EXAMPLES ?= 2000
 PYTEST ?= --numprocesses 2 --dist loadfile
 BIN := $(VENV)/bin
 PIP := -m pip install --disable-pip-version-check --constraint constraints.txt
@@ -103,6 +104,7 @@ test-max: $(VENV)/.installed-dev
 
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python tests/fuzz/harness.py --count $(COUNT) --json-count $(JSON_COUNT)
+	LMHEAD_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/fuzz/test_shaped.py
 
 faults: $(VENV)/.installed-dev
 	$(BIN)/python tests/faults/breaking.py --kills $(KILLS)

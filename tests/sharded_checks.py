@@ -213,7 +213,7 @@ def plain(
     return total if reduction == "sum" else total / (t != ignore_index).sum()
 
 
-def scale_and_padding(group: Any) -> None:
+def scale_and_padding(group: Any, split: str) -> None:
     """Softcap, a dividing scale, padding rows at the end, states from a block, gradients."""
     dense = LMHead(
         random(V, D).requires_grad_(),
@@ -223,8 +223,9 @@ def scale_and_padding(group: Any) -> None:
         Scale(3.0, True),
         vocab_size=V - 70,
     )
-    head = ShardedHead.from_head(dense, group)
     ranks = ranks_of(group)
+    counts = uneven(V, ranks.size) if split == "uneven" else None
+    head = ShardedHead.from_head(dense, group, counts=counts)
     h = random(3, D, seed=2).requires_grad_()
     t = torch.tensor([0, 200, V - 71])
     ids = torch.tensor([1, 300, 1])

@@ -30,3 +30,13 @@ def silent(title: str, total: int | None = None) -> Iterator[Advance]:
 def titled(progress: Progress, title: str) -> Progress:
     """Show every step under one title, where a step's own would name what nobody has heard of."""
     return lambda _title, total=None: progress(title, total)
+
+
+def part_of(advance: Advance) -> Progress:
+    """Show every step as a part of one that is open already."""
+
+    @contextmanager
+    def opened(title: str, total: int | None = None) -> Iterator[Advance]:
+        yield advance
+
+    return opened

@@ -70,7 +70,7 @@ def test_a_missing_extra_has_its_install_line(
     found = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "ray" else found(name))
     out = call("doctor", "-m", str(folder)).stdout
-    assert "not installed (counting on a Ray cluster)" in out
+    assert "not installed (counts and trims on a Ray cluster)" in out
     assert "[ray]" in out
 
 

@@ -15,7 +15,7 @@ _EXTRAS = {
     "plot": ("matplotlib", "pictures (--plot)"),
     "llamacpp": ("llama-cpp-python", "running .gguf files by llama.cpp"),
     "max": ("max", "the Modular MAX engine"),
-    "ray": ("ray", "counting on a Ray cluster"),
+    "ray": ("ray", "counts and trims on a Ray cluster"),
     "serve": ("fastapi", "the server and the page"),
 }
 

@@ -14,7 +14,6 @@ from lmhead.cli.count import (
     OldLength,
     OldPrompts,
     OnErrors,
-    Ray,
     open_corpus,
     warn_skipped,
 )
@@ -140,7 +139,13 @@ def trim(
             help="Listen to the model again, whatever the cache holds of an earlier run.",
         ),
     ] = False,
-    ray: Ray = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Count, and listen to the model, on this Ray cluster, or `local` (extra `ray`).",
+        ),
+    ] = None,
     model_option: ModelOption = None,
     prompts: OldPrompts = None,
     length: OldLength = None,

@@ -148,6 +148,23 @@ def check_sigma(n: float | None) -> None:
         raise BadInput(f"top_n_sigma is {n}; expected a finite number, 0 (no cut) or more, or None")
 
 
+def check_draw(
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    top_n_sigma: float | None,
+    V: int,
+) -> None:
+    """Refuse controls of a draw from V tokens that mean nothing."""
+    check_temperature(temperature)
+    check_share("top_p", top_p)
+    check_share("min_p", min_p)
+    check_sigma(top_n_sigma)
+    if top_k is not None:
+        check_k(top_k, V)
+
+
 def check_error(error: float) -> None:
     """Refuse what is no error of a log-probability."""
     if not (math.isfinite(error) and error >= 0):

@@ -15,11 +15,9 @@ from torch import Tensor
 from lmhead.errors import BadInput
 from lmhead.head.answers import (
     Generators,
+    check_draw,
     check_error,
     check_k,
-    check_share,
-    check_sigma,
-    check_temperature,
     drawn,
     nucleus,
     ranked,
@@ -141,10 +139,7 @@ class Head:
         z = self(h, from_block=from_block)[..., :V]
         rows = z.reshape(-1, V)
         found = []
-        if len(touched) != len(rows):
-            raise BadInput(f"got touched ids for {len(touched)} of {len(rows)} states")
-        for row, given in zip(rows, touched, strict=True):
-            ids = check_ids(given, V).to(row.device)
+        for row, ids in zip(rows, check_touched(touched, rows, V), strict=True):
             best = ranked(row.index_fill(0, ids, -torch.inf), k)
             others = ~torch.isin(best.ids, ids)  # where touched ones fill up what is not there
             found.append(
@@ -177,13 +172,8 @@ class Head:
         top_p, min_p. One generator for all states, or one for each. Only ids below `limit` take
         part.
         """
-        check_temperature(temperature)
-        check_share("top_p", top_p)
-        check_share("min_p", min_p)
-        check_sigma(top_n_sigma)
         V = self._limit(limit)
-        if top_k is not None:
-            check_k(top_k, V)
+        check_draw(temperature, top_k, top_p, min_p, top_n_sigma, V)
         known = self._answers(h, edits, limit, from_block)
         z, named = within_sigma(known.z, top_n_sigma), known.named
         if temperature < GREEDY_BELOW or top_k is not None or top_p is not None:
@@ -247,6 +237,13 @@ def check_ids(ids: Tensor, V: int, what: str = "the touched ids") -> Tensor:
             wrong = low if low < 0 else high
             raise BadInput(f"{what} hold {wrong:,}; expected ids from 0 to {V - 1:,}")
     return ids.long()
+
+
+def check_touched(touched: Sequence[Tensor], states: Tensor, V: int) -> list[Tensor]:
+    """Return the touched ids of each of the states `[n, x]`, if they are ids below V."""
+    if len(touched) != len(states):
+        raise BadInput(f"got touched ids for {len(touched)} of {len(states)} states")
+    return [check_ids(ids, V).to(states.device) for ids in touched]
 
 
 def check_shape(ids: Tensor, states: Tensor) -> None:

@@ -24,11 +24,9 @@ from torch import Tensor
 from lmhead.head.answers import (
     Generators,
     TopK,
+    check_draw,
     check_error,
     check_k,
-    check_share,
-    check_sigma,
-    check_temperature,
     each,
 )
 from lmhead.head.base import GREEDY_BELOW, Head, check_ids, joined
@@ -190,17 +188,11 @@ class ScreenedHead(Head):
         for all states, or one for each. Every law is the exact one; where the screen does not
         decide on a token with one row in four scored, all rows are, and a fall-back is counted.
         """
-        check_temperature(temperature)
-        if top_p is not None or min_p is not None or top_n_sigma is not None:
-            check_share("top_p", top_p)
-            check_share("min_p", min_p)
-            check_sigma(top_n_sigma)
-            top_p = None if top_p == 1 else top_p
+        V = self._limit(limit)
+        check_draw(temperature, top_k, top_p, min_p, top_n_sigma, V)
+        top_p = None if top_p == 1 else top_p
         if temperature < GREEDY_BELOW:
             return self.topk(h, 1, from_block=from_block, edits=edits, limit=limit).ids[..., 0]
-        V = self._limit(limit)
-        if top_k is not None:
-            check_k(top_k, V)
         states = self._states(h, from_block)
         shape = states.shape[:-1]
         generators = each(generator, math.prod(shape), "generators")

@@ -19,16 +19,14 @@ from lmhead.errors import BadInput
 from lmhead.head.answers import (
     Generators,
     TopK,
+    check_draw,
     check_k,
-    check_share,
-    check_sigma,
-    check_temperature,
     drawn,
     nucleus,
     ranked,
     uniform,
 )
-from lmhead.head.base import GREEDY_BELOW, Head, check_ids, check_shape, joined
+from lmhead.head.base import GREEDY_BELOW, Head, check_ids, check_shape, check_touched, joined
 from lmhead.head.dense import LMHead
 from lmhead.head.edits import Edits
 from lmhead.head.find.parallel import located_parallel
@@ -42,6 +40,7 @@ from lmhead.head.sharding.drawing import (
     sigma_floor,
 )
 from lmhead.head.sharding.joining import NOBODY, best_of_all
+from lmhead.head.sharding.product import scored
 from lmhead.head.sharding.rows import chosen, hashed, rows_of
 from lmhead.head.sharding.touching import edited, untouched, untouched_screened
 from lmhead.loss import linear_cross_entropy
@@ -179,7 +178,7 @@ class ShardedHead(OwnTensors, Head):
 
     def forward(self, h: Tensor, *, from_block: bool = False) -> Tensor:
         """Score every token: `[..., d]` to logits `[..., V]`, gathered from all ranks."""
-        z: Tensor = self.local(self._entering(h, from_block))
+        z = scored(self.local, self._entering(h, from_block), self.rows)
         return columns_of_all(z, self.rows.counts, self.ranks)[..., : self.vocab_size]
 
     def score(self, h: Tensor, ids: Tensor, *, from_block: bool = False) -> Tensor:
@@ -250,9 +249,7 @@ class ShardedHead(OwnTensors, Head):
             return self.topk(h, k, limit=limit, from_block=from_block)
         check_k(k, V)
         states, shape = self._states(h, from_block)
-        if len(touched) != len(states):
-            raise BadInput(f"got touched ids for {len(touched)} of {len(states)} states")
-        ids = [check_ids(one, V).to(states.device) for one in touched]
+        ids = check_touched(touched, states, V)
         places = [self.rows.here(one) for one in ids]
         columns = self.rows.below(V)
         width = min(k, columns[self.ranks.rank])
@@ -294,13 +291,8 @@ class ShardedHead(OwnTensors, Head):
         Every rank brings generators in the same state (the same seed); without any they agree on
         one. The same seed gives the same token on any number of ranks, `LMHead` included.
         """
-        check_temperature(temperature)
-        check_share("top_p", top_p)
-        check_share("min_p", min_p)
-        check_sigma(top_n_sigma)
         V = self._limit(limit)
-        if top_k is not None:
-            check_k(top_k, V)
+        check_draw(temperature, top_k, top_p, min_p, top_n_sigma, V)
         states, shape = self._states(h, from_block)
         greedy = temperature < GREEDY_BELOW
         one = generators_of_all(generator, len(states), self.ranks)
@@ -349,7 +341,7 @@ class ShardedHead(OwnTensors, Head):
 
     def _logits(self, states: Tensor, edits: Edits, V: int) -> Tensor:
         """Give this rank's logits below V of states `[n, d]`, edited."""
-        z: Tensor = self.local(states)[:, : self.rows.below(V)[self.ranks.rank]]
+        z = scored(self.local, states, self.rows)[:, : self.rows.below(V)[self.ranks.rank]]
         return z if edits is None else edited(z, edits, V, self.rows, self.ranks)
 
     def _entering(self, h: Tensor, from_block: bool) -> Tensor:

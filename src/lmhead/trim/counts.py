@@ -8,7 +8,6 @@ any batch system can count in pieces.
 import hashlib
 import io
 import json
-import socket
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from lmhead.errors import BadCheckpoint, BadInput, LMHeadError, MissingExtra, how_to_install
+from lmhead.errors import BadCheckpoint, BadInput, LMHeadError
 from lmhead.files.jsons import open_file
 from lmhead.models.reading import refusing
 from lmhead.progress import Progress, silent
 from lmhead.trim.corpus import Corpus, Text, batches
 from lmhead.trim.sample import Sampled, Sampler
 from lmhead.trim.tokenizer import TokenizerJson
+from lmhead.trim.workers import joined, spread
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -260,11 +260,6 @@ def survey_on_ray(
 
     The work is shared out by files. The address `local` starts a cluster on this machine.
     """
-    try:
-        import ray  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        raise MissingExtra(f"--ray needs Ray; install it with: {how_to_install('ray')}") from None
-
     spelled = [reading.to_str() for reading in readings or (tokenizer.built,)]
     plain = TokenizerJson(tokenizer.data, tokenizer.where)  # what is built cannot travel
 
@@ -274,44 +269,21 @@ def survey_on_ray(
     def length(files: tuple[Path, ...]) -> int:
         return sum(1 for _ in texts(files))
 
-    def part(files: tuple[Path, ...], before: int) -> Survey:
+    def part(lot: tuple[tuple[Path, ...], int]) -> Survey:
         from tokenizers import Tokenizer
 
+        files, before = lot
         built = [Tokenizer.from_str(text) for text in spelled]
         return survey(plain, texts(files), readings=built, before=before)
 
     lots = list(_lots([file.absolute() for file in corpus.text_files()]))
     if not lots:
         raise BadInput("the corpus holds no file; check the path")
-    _refuse_dead(address)
-    ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
-    try:
+    with joined(address):
         # Which texts are held back depends on where in the whole corpus they stand.
-        measure: Any = ray.remote(length)
-        starts = accumulate(ray.get([measure.remote(lot) for lot in lots]), initial=0)
-        remote: Any = ray.remote(part)
-        jobs = [remote.remote(lot, at) for lot, at in zip(lots, starts, strict=False)]
-        results: list[Survey] = ray.get(jobs)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, LMHeadError):
-            raise error.cause from None
-        raise
-    finally:
-        ray.shutdown()
+        starts = accumulate(spread(length, lots[:-1]), initial=0)
+        results = list(spread(part, zip(lots, starts, strict=True)))
     return sum(results[1:], results[0])
-
-
-def _refuse_dead(address: str) -> None:
-    """Knock at `host:port` first: Ray itself knocks for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        return  # a word that Ray knows, such as `local` or `auto`
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError as error:
-        raise BadInput(
-            f"no Ray cluster answers at {address} ({error}); check the address, or use `local`"
-        ) from error
 
 
 def _lots(files: Sequence[Path]) -> Iterator[tuple[Path, ...]]:

@@ -7,6 +7,7 @@ a quarter as many of those held back.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from lmhead import __version__
 from lmhead.errors import BadInput
 from lmhead.files.stamp import sha256_of
 from lmhead.loading import Model
-from lmhead.progress import Progress
+from lmhead.progress import Advance, Progress, part_of, silent
 from lmhead.trim.counts import fingerprint
 from lmhead.trim.coverage import Listening
 from lmhead.trim.estimate import News
@@ -31,8 +32,10 @@ from lmhead.trim.listening import (
 )
 from lmhead.trim.resume import Memory, key_of, packed, unpacked
 from lmhead.trim.sample import cut_prompts
+from lmhead.trim.workers import Here, Workers
 
 FEW = 16  # of a small corpus one text in so many is continued, but eight at least
+SHARE = 160  # prompts that one worker continues; smaller products would be slower
 PART = 8  # of a small corpus one token in so many is read
 
 _CODE = ("listening.py", "hearing.py", "coverage.py")  # another code may say something else
@@ -95,6 +98,7 @@ def hear(
     question: Question,
     *,
     resume: bool = True,
+    workers: Workers | None = None,
     progress: Progress,
 ) -> Heard:
     """Ask the model, or take what it said to the same question before; then it is not loaded."""
@@ -114,9 +118,7 @@ def hear(
             Group(held_prompts),
             Group(unheard, heard=False, states=len(unheard)),
         )
-        said = listen_to_continuations(
-            model(), *groups, max_tokens=question.max_tokens, progress=progress
-        )
+        said = _continued(workers or Here(model), groups, question.max_tokens, progress)
         return {f"{at}.{k}": t for at, one in enumerate(said) for k, t in _spoken(one).items()}
 
     found = memory.once("continuations", speak)
@@ -130,6 +132,7 @@ def hear(
             before=said.heard,
             share=question.coverage,
             stop=True,
+            workers=workers,
             progress=progress,
         )
         numbers = torch.tensor([news.rate, news.low, news.high], dtype=torch.float64)
@@ -143,7 +146,8 @@ def hear(
     def read_held() -> Tensors:
         title = "listening to the model on texts held back"
         texts = within(question.held, max(1, heard.positions // 4))
-        return _listening(listen(model(), texts, title=title, progress=progress)[0])
+        heard_there, _ = listen(model(), texts, title=title, workers=workers, progress=progress)
+        return _listening(heard_there)
 
     held = None
     if held_prompts:
@@ -153,6 +157,49 @@ def hear(
         for prompt, text, states in zip(rows, one.texts, one.states, strict=False):
             greedy[tuple(prompt)] = text, states
     return Heard(said.heard + heard, held, held_said.texts, news, greedy)
+
+
+def shares(groups: Sequence[Group], most: int) -> list[tuple[Group, ...]]:
+    """Cut groups of prompts into shares of about `most` prompts, a part of every group in each."""
+    count = max(1, -(-sum(len(group.prompts) for group in groups) // most))
+
+    def part(group: Group, at: int) -> Group:
+        first, end = (len(group.prompts) * i // count for i in (at, at + 1))
+        states = min(max(0, group.states - first), end - first)
+        return Group(group.prompts[first:end], group.heard, states)
+
+    return [tuple(part(group, at) for group in groups) for at in range(count)]
+
+
+def _continued(
+    workers: Workers, groups: Sequence[Group], max_tokens: int, progress: Progress
+) -> list[Spoken]:
+    """Continue groups of prompts, share by share; return what was said in each group."""
+    todo = shares(groups, SHARE)
+    total = sum(len(group.prompts) for group in groups) * max_tokens
+    parts = []
+    with progress("listening to the model as it goes on", total=total) as advance:
+        own = advance if workers.is_here else None  # what shows progress cannot be sent
+        said = workers.each(partial(_one_share, max_tokens=max_tokens, advance=own), todo)
+        for share, found in zip(todo, said, strict=True):
+            parts.append(found)
+            if not workers.is_here:
+                advance(sum(len(group.prompts) for group in share) * max_tokens)
+    return [
+        Spoken(
+            sum((one.heard for one in of_group[1:]), of_group[0].heard),
+            [text for one in of_group for text in one.texts],
+            [state for one in of_group for state in one.states],
+        )
+        for of_group in zip(*parts, strict=True)
+    ]
+
+
+def _one_share(
+    model: Model, groups: Sequence[Group], *, max_tokens: int, advance: Advance | None
+) -> list[Spoken]:
+    progress = silent if advance is None else part_of(advance)
+    return listen_to_continuations(model, *groups, max_tokens=max_tokens, progress=progress)
 
 
 def within(texts: Sequence[Sequence[int]], positions: int) -> Rows:

@@ -8,6 +8,7 @@ Symbols: h what enters the head `[..., d]`, z logits `[..., V]`, p probabilities
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from lmhead.sampling import Sampler, SamplingParams
 from lmhead.trim.coverage import Listening, covered, mask_of, nothing
 from lmhead.trim.estimate import News
 from lmhead.trim.sample import WINDOW
+from lmhead.trim.workers import Here, Workers
 
 LOT = 1024  # tokens that the model reads at once: below that a matrix product is slow
 TOGETHER = 160  # prompts that are continued at once, where memory allows
@@ -89,6 +91,7 @@ def listen(
     share: float = 0.0,
     stop: bool = False,
     title: str = "listening to the model as it reads",
+    workers: Workers | None = None,
     progress: Progress = silent,
 ) -> tuple[Listening, News]:
     """Run the model over texts, given as ids, and note what it would say after every token.
@@ -96,28 +99,37 @@ def listen(
     `known` are ids that are kept anyway, `before` is what it said before, and `share` the coverage:
     with these every lot is judged by what would be kept without it. With `stop`, the texts come in
     a random order, and listening ends as soon as it is known well enough how often that is left.
+    `workers` run the model; this process, if not given.
     """
-    listener = Listener(model)
     windows = [list(ids[at : at + WINDOW]) for ids in texts for at in range(0, len(ids), WINDOW)]
     held = mask_of(known, model.reachable)
-    earlier = before or nothing(model.reachable)
+    heard = nothing(model.reachable)
+    earlier = before or heard
     judged: list[tuple[int, int]] = []
-    with progress(title, total=sum(map(len, windows))) as advance, torch.inference_mode():
-        for lot in lots(windows):
-            kept = covered(earlier + listener.heard, held, share)
-            longest = max(map(len, lot))
-            # What is filled up stands behind a text, where no model that generates looks.
-            filled = [[*ids, *[ids[-1]] * (longest - len(ids))] for ids in lot]
-            h, _ = model.body(torch.tensor(filled), use_cache=False)  # [n, T, d]
-            rows = torch.cat([h[at, : len(ids)] for at, ids in enumerate(lot)])
-            chosen = listener.hear(rows)
+    todo = list(lots(windows))
+    done = (workers or Here(lambda: model)).each(read_lot, todo)
+    with progress(title, total=sum(map(len, windows))) as advance, closing(done):
+        for lot, (said, chosen) in zip(todo, done, strict=True):
+            kept = covered(earlier + heard, held, share)
+            heard = heard + said
             new = torch.split(~kept[chosen], [len(ids) for ids in lot])
             judged += [(len(ids), int(part.sum())) for ids, part in zip(lot, new, strict=True)]
-            advance(len(rows))
-            enough = listener.heard.positions >= AT_LEAST
-            if stop and enough and News.of(judged).is_known:
+            advance(len(chosen))
+            if stop and heard.positions >= AT_LEAST and News.of(judged).is_known:
                 break
-    return listener.heard, News.of(judged)
+    return heard, News.of(judged)
+
+
+@torch.inference_mode()
+def read_lot(model: Model, lot: Sequence[Sequence[int]]) -> tuple[Listening, Tensor]:
+    """Run the model over a lot of texts; return what it said, and its choice after every token."""
+    longest = max(map(len, lot))
+    # What is filled up stands behind a text, where no model that generates looks.
+    filled = [[*ids, *[ids[-1]] * (longest - len(ids))] for ids in lot]
+    h, _ = model.body(torch.tensor(filled), use_cache=False)  # [n, T, d]
+    listener = Listener(model)
+    chosen = listener.hear(torch.cat([h[at, : len(ids)] for at, ids in enumerate(lot)]))
+    return listener.heard, chosen
 
 
 Choose = Callable[[Tensor, Sequence[int]], Tensor]

@@ -20,6 +20,7 @@ from lmhead.trim.inputs import Greedy, ProofInputs, inputs_of, probe_inputs
 from lmhead.trim.keepset import BLOCK, KeepSet, choose, minimum, rounded, tail, wanted
 from lmhead.trim.report import Coverage, Form, Price, Saving, TrimReport, TrimRequest
 from lmhead.trim.sample import Sampled
+from lmhead.trim.workers import OnRay, joined
 
 if TYPE_CHECKING:
     from lmhead.loading import Model
@@ -117,6 +118,7 @@ class Work:
             lambda: self.model,
             question,
             resume=request.resume,
+            workers=None if request.ray is None else OnRay(self.folder.folder),
             progress=self.progress,
         )
 
@@ -201,7 +203,8 @@ class Work:
 
     def report(self, form: Form) -> TrimReport:
         """Choose what to keep, and tell what that saves."""
-        kept, coverage = self.keepset()
+        with joined(self.request.ray):
+            kept, coverage = self.keepset()
         if form == "gguf":
             kept = self._closed_for_gguf(kept)
         ids = TrimMap.of(kept.ids, self.folder.rows)
