@@ -79,7 +79,7 @@ def chromium() -> str:
     pytest.skip("there is no Chromium here: apt-get install chromium")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, this thread's event loop runs: no asyncio.run
 def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = chromium()
