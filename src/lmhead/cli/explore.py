@@ -58,10 +58,15 @@ def explore(
     taken = listening(port)
     url = f"http://localhost:{taken.getsockname()[1]}/"
     from lmhead.cli import render
-    from lmhead.loading import load
-    from lmhead.serve.page.run import serve
+    from lmhead.cli.starting import starting
 
-    loaded = load(model, device=device, dtype=dtype, progress=render.progress)
+    with starting():
+        from lmhead.loading import load
+        from lmhead.serve.page.app import make_app
+        from lmhead.serve.page.run import serve
+
+        loaded = load(model, device=device, dtype=dtype, progress=render.progress)
+        app = make_app(loaded, steer or ())
     address = url if prompt == "The capital of France is" else f"{url}#{_quoted(prompt)}"
 
     def ready() -> None:
@@ -75,7 +80,7 @@ def explore(
 
             webbrowser.open(address)
 
-    serve(loaded, taken, steer or (), ready)
+    serve(app, taken, ready)
 
 
 def _quoted(prompt: str) -> str:

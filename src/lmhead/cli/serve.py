@@ -94,18 +94,21 @@ def serve(
         log_prompts=log_prompts,
     )
     from lmhead.cli import render
-    from lmhead.generation.engines import engine as engine_of
-    from lmhead.loading import load
-    from lmhead.serve.api.app import create_app
-    from lmhead.serve.api.run import listen, log_to_stderr
+    from lmhead.cli.starting import starting
 
-    socket = listen(host, port)  # a port that is taken is said before the model is loaded
-    body = "max" if engine == "max" else None
-    loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
-    head = engine_of(loaded, engine, progress=render.progress)
-    app = create_app(
-        loaded, name=name, head=head, settings=settings, batch_size=batch_size, queue=queue
-    )
+    with starting():
+        from lmhead.generation.engines import engine as engine_of
+        from lmhead.loading import load
+        from lmhead.serve.api.app import create_app
+        from lmhead.serve.api.run import listen, log_to_stderr
+
+        socket = listen(host, port)  # a port that is taken is said before the model is loaded
+        body = "max" if engine == "max" else None
+        loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
+        head = engine_of(loaded, engine, progress=render.progress)
+        app = create_app(
+            loaded, name=name, head=head, settings=settings, batch_size=batch_size, queue=queue
+        )
     log_to_stderr()
     at = socket.getsockname()
     shown = f"[{at[0]}]" if ":" in at[0] else at[0]

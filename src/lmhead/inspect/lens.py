@@ -30,6 +30,7 @@ from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.progress import Progress, silent
 
 LOGITS_AT_ONCE = 1 << 23  # of all rows but the last, whose product is made as the model makes it
+_READ_AT_ONCE = 1 << 19  # logits that stay in a core's cache while cells are read off them
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,16 @@ class Lens:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object."""
-        return asdict(self)
+        # not `asdict`, which copies thousands of cells as slowly as they are computed
+        rows = [
+            {
+                **vars(row),
+                "cells": [{**vars(c), "top": [dict(vars(t)) for t in c.top]} for c in row.cells],
+            }
+            for row in self.rows
+        ]
+        followed = None if self.token is None else asdict(self.token)
+        return {**vars(self), "rows": rows, "token": followed}
 
     def _repr_html_(self) -> str:
         head = ["", *self.tokens]
@@ -209,21 +219,36 @@ def _rows(
         )
     final = _Final.of(logits[0, -last:, :V].float())
     token_text = cache(model.token_text)
-    rows = []
+    last = len(final.answer)
+    rows: list[LensRow] = []
+
+    def read(z: Tensor, at: slice = slice(None)) -> list[LensCell]:
+        """Read the cells of some positions off logits `[n, V]`."""
+        now, cells = final.at(at), list[LensCell]()
+        for some in _chunks(len(z), V, _READ_AT_ONCE):
+            cells += _cells(z[some].float(), now.at(some), followed, top, token_text)
+        return cells
+
+    def add(cells: list[LensCell]) -> None:
+        block = len(rows) - 1 if rows else None
+        name = "embedding" if block is None else f"block {block}"
+        rows.append(LensRow(name, block, tuple(cells)))
+        advance(1)
+
     with progress("looking through the lens", total=len(states)) as advance:
-        for i, x in enumerate(states):
-            ends = i == len(states) - 1
-            x = x if ends else _like(x, logits, head.state_size, kind)
-            cells: list[LensCell] = []
-            for at in _chunks(len(final.answer), V):
-                if ends:
-                    z = logits[0, -last:, :V][at]
-                else:
-                    z = head(x[0, -last:][at], from_block=True)[..., :V]
-                cells += _cells(z.float(), final.at(at), followed, top, token_text)
-            block = i - 1 if i else None
-            rows.append(LensRow("embedding" if i == 0 else f"block {block}", block, tuple(cells)))
-            advance(1)
+        inner = [_like(x, logits, head.state_size, kind)[0, -last:] for x in states[:-1]]
+        # few large products are quicker than one for each block
+        together = max(1, LOGITS_AT_ONCE // (V * last))
+        for first in range(0, len(inner), together):
+            x = torch.stack(inner[first : first + together])  # [rows, T, d]
+            found: list[list[LensCell]] = [[] for _ in x]
+            for at in _chunks(last, V):
+                z = head(x[:, at], from_block=True)[..., :V]
+                for cells, one in zip(found, z, strict=True):
+                    cells += read(one, at)
+            for cells in found:
+                add(cells)
+        add(read(logits[0, -last:, :V]))
     return rows, exact
 
 
@@ -231,20 +256,21 @@ def _cells(
     z: Tensor, final: "_Final", followed: Token | None, top: int, text: Any
 ) -> Iterator[LensCell]:
     """Read cells off logits `[n, V]`, beside what the model says in the end."""
-    # Few passes over [n, V], which is where the time goes.
+    # Few passes over [n, V], which is where the time goes, and each into the same memory.
     best = torch.topk(z, min(top, z.shape[-1]), sorted=True)
     # so that nothing large is taken from something large; -inf times 0 would be NaN
     z = (z - best.values[:, :1]).clamp_min_(-1e30)
-    e = z.exp()
-    sums = e.sum(-1)  # [n]
+    scratch = z.exp()
+    sums = scratch.sum(-1)  # [n]
     total = sums.log()
-    entropy = (total - _dot(e, z) / sums).clamp_min(0)
+    entropy = (total - _dot(scratch, z) / sums).clamp_min(0)
     kl = (total - _dot(final.p, z) - final.entropy).clamp_min(0)
     wanted = [final.answer]
     if followed is not None:
         wanted.append(torch.full_like(final.answer, followed.id))
     own = [z.gather(-1, ids.unsqueeze(-1)) for ids in wanted]  # [n, 1] each
-    ranks = [(1 + (z > logit).sum(-1)).tolist() for logit in own]
+    # counted in float32, which is exact below 2^24 and far quicker than a sum of booleans
+    ranks = [(1 + torch.gt(z, logit, out=scratch).sum(-1)).int().tolist() for logit in own]
     shares = [(logit[:, 0] - total).exp().tolist() for logit in own]
     ids = best.indices.tolist()
     probabilities = ((best.values - best.values[:, :1]).exp() / sums.unsqueeze(-1)).tolist()
@@ -265,7 +291,8 @@ def _cells(
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     """Multiply rows: `[n, V]` and `[n, V]` to `[n]`."""
-    return torch.bmm(a.unsqueeze(1), b.unsqueeze(2)).view(-1)
+    dots: Tensor = torch.linalg.vecdot(a, b)
+    return dots
 
 
 @dataclass(frozen=True)
@@ -302,6 +329,6 @@ def _like(x: Tensor, logits: Tensor, width: int, kind: str) -> Tensor:
     return rows[-T:].unsqueeze(0)
 
 
-def _chunks(T: int, V: int) -> Iterator[slice]:
-    step = max(1, LOGITS_AT_ONCE // V)
+def _chunks(T: int, V: int, at_once: int = LOGITS_AT_ONCE) -> Iterator[slice]:
+    step = max(1, at_once // V)
     return (slice(at, at + step) for at in range(0, T, step))

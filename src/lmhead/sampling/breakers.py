@@ -30,12 +30,12 @@ def breakers_of(tokenizer: Any, texts: Sequence[str]) -> Breakers:
         for text in texts:
             if text in piece:
                 found[token].add(())
-                continue
-            # the longest head of the text that ends this token, and all shorter ones
-            for n in range(1, min(len(text), len(piece) + 1)):
-                if piece.endswith(text[:n]):
-                    tail = backend.encode(text[n:], add_special_tokens=False).ids
-                    found[token].add(tuple(tail[:LONGEST_TAIL]))
+            elif len(text) > 1:
+                # the longest head of the text that ends this token, and all shorter ones
+                for n in range(1, min(len(text), len(piece) + 1)):
+                    if piece.endswith(text[:n]):
+                        tail = backend.encode(text[n:], add_special_tokens=False).ids
+                        found[token].add(tuple(tail[:LONGEST_TAIL]))
     return {token: tuple(sorted(tails)) for token, tails in found.items()}
 
 

@@ -1,13 +1,17 @@
 """Serving the page on this machine, and writing it as one file."""
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmhead.errors import BadInput, MissingExtra, how_to_install
-from lmhead.loading import Model
 from lmhead.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from lmhead.loading import Model
 
 PROMPT = "The capital of France is"
 _HOST = "127.0.0.1"
@@ -42,18 +46,9 @@ def listening(port: int) -> socket.socket:
     return taken
 
 
-def serve(
-    model: Model,
-    taken: socket.socket,
-    vectors: Sequence[Path] = (),
-    ready: Callable[[], None] = lambda: None,
-) -> None:
+def serve(app: "FastAPI", taken: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
     """Answer until Ctrl-C; `ready` is called when the first request can be answered."""
     import uvicorn
-
-    from lmhead.serve.page.app import make_app
-
-    app = make_app(model, vectors)
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
@@ -67,7 +62,12 @@ def serve(
 
 
 def export(
-    model: Model, path: Path, prompt: str = PROMPT, *, state: str = "", progress: Progress = silent
+    model: "Model",
+    path: Path,
+    prompt: str = PROMPT,
+    *,
+    state: str = "",
+    progress: Progress = silent,
 ) -> Path:
     """Write the page of a prompt as one HTML file that works without a server."""
     from lmhead.files.whole import written_whole

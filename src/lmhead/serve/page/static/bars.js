@@ -1,6 +1,6 @@
 // Bars of tokens: built once, then only their numbers change, so that a slider is followed at once.
 
-import { h, percent, setVar, visible } from "./dom.js";
+import { h, percent, setText, setVar, visible } from "./dom.js";
 
 /** A list of `n` bars. `act(id)` is called on a click. `draw` takes rows of {id, text, p, ...}. */
 export class Bars {
@@ -32,13 +32,13 @@ export class Bars {
       row.item.hidden = !given;
       if (!given) return;
       row.id = given.id;
-      row.word.textContent = visible(given.text);
+      setText(row.word, visible(given.text));
       setVar(row.fill, "w", given.share.toFixed(4));
       row.after.hidden = given.after === null || given.after === undefined;
       if (!row.after.hidden) setVar(row.after, "w", given.after.toFixed(4));
       row.line.classList.toggle("cut", given.after === 0);
       given.numbers.forEach((text, j) => {
-        row.numbers[j].textContent = text;
+        setText(row.numbers[j], text);
       });
       row.line.title = title(given);
     });

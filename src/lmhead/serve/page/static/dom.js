@@ -19,7 +19,12 @@ export function h(tag, attributes = {}, ...children) {
 
 /** Set a custom property that the style sheet reads. */
 export function setVar(element, name, value) {
-  element.style.setProperty(`--${name}`, value);
+  if (element.style.getPropertyValue(`--${name}`) !== value) element.style.setProperty(`--${name}`, value);
+}
+
+/** Set a text; one that stands there already costs no layout. */
+export function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
 }
 
 /** Show a token so that spaces and line breaks can be seen. */
@@ -104,22 +109,27 @@ export function slider({ label, name, min, max, step, value, oninput, scale, mos
     type: "number", class: "number", min, max: most ?? max, step: "any", value,
     "aria-label": `${label}, number`,
   });
-  const set = (v) => {
-    range.value = position(v);
-    number.value = v;
+  let now = null; // what both show
+  const show = (v) => {
+    now = number.value = v;
     range.setAttribute("aria-valuetext", describe ? describe(v) : String(v));
+  };
+  const set = (v) => {
+    if (v === now) return;
+    range.value = position(v);
+    show(v);
   };
   range.addEventListener("input", () => {
     const raw = Number(range.value);
     const v = log ? (raw < low ? min : snapped(Math.exp(raw))) : Number(range.value);
-    number.value = v;
-    range.setAttribute("aria-valuetext", describe ? describe(v) : String(v));
+    show(v);
     oninput(v);
   });
   number.addEventListener("change", () => {
     let v = Number(number.value);
     if (!Number.isFinite(v) || number.value === "") v = value;
     v = Math.min(Math.max(v, min), most ?? max);
+    now = null; // the number may read otherwise
     set(v);
     oninput(v);
   });

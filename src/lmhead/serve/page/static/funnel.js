@@ -2,9 +2,9 @@
 
 import { Bars, tokenRow } from "./bars.js";
 import { CONTROLS } from "./controls.js";
-import { count, h, percent, setVar, slider, toggle, visible } from "./dom.js";
+import { count, h, percent, setText, setVar, slider, toggle, visible } from "./dom.js";
 import { highest } from "./select.js";
-import { active, probabilities } from "./sampling.js";
+import { active, probability } from "./sampling.js";
 
 const SHOWN = 12;
 
@@ -182,9 +182,9 @@ export function funnelPanel(store) {
     const did = new Map(steps.map((step) => [step.name, step]));
     for (const [name, one] of stages) {
       const step = did.get(name);
-      one.left.textContent = step ? count(step.left) : "";
+      setText(one.left, step ? count(step.left) : "");
       const cut = step && (step.cut > 0 ? `cut ${percent(step.cut)}` : `moved ${percent(step.moved)}`);
-      one.cut.textContent = step ? cut : "off";
+      setText(one.cut, step ? cut : "off");
       setVar(one.meter, "w", step ? Math.min(1, Math.max(step.cut, step.moved)).toFixed(4) : "0");
     }
     const last = steps[steps.length - 1];
@@ -193,10 +193,10 @@ export function funnelPanel(store) {
       sum.textContent = `No token is left after ${CONTROLS[last.name].title}; relax a stage.`;
       return;
     }
-    const p = probabilities(last.c);
-    const best = highest(last.c.z, SHOWN);
-    const largest = p[best[0]];
-    bars.draw(best.map((i) => tokenRow(store, last.c.ids[i], p[i], largest)));
+    const { c } = last;
+    const best = highest(c.z, SHOWN);
+    const largest = probability(c, best[0]);
+    bars.draw(best.map((i) => tokenRow(store, c.ids[i], probability(c, i), largest)));
     sum.textContent = `${count(last.left)} of ${count(steps[0].left)} tokens, entropy ${last.entropy.toFixed(2)} nats`;
   }
   return { element, update };

@@ -4,7 +4,7 @@ import { lines } from "./api.js";
 import { Bars, tokenRow } from "./bars.js";
 import { count, h, percent, plural, problem } from "./dom.js";
 import { highest } from "./select.js";
-import { probabilities, weights } from "./sampling.js";
+import { entropy, probability, weights } from "./sampling.js";
 
 const SHOWN = 14;
 
@@ -99,35 +99,35 @@ export function nextPanel(store, view) {
     if (!store.logits) return;
     const steps = store.steps();
     const { c } = steps[0];
-    const p = probabilities(c);
+    const p = (i) => probability(c, i);
     const best = highest(c.z, SHOWN);
     const last = steps[steps.length - 1];
     const acts = steps.length > 1;
     const after = new Map();
     if (acts && last.left) {
-      const left = probabilities(last.c);
       const wanted = new Set(best.map((i) => c.ids[i]));
-      for (let i = 0; i < left.length; i++) {
-        if (wanted.has(last.c.ids[i])) after.set(last.c.ids[i], left[i]);
+      for (let i = 0; i < last.left; i++) {
+        if (wanted.has(last.c.ids[i])) after.set(last.c.ids[i], probability(last.c, i));
       }
     }
-    const most = Math.max(p[best[0]], ...best.map((i) => after.get(c.ids[i]) ?? 0));
+    const most = Math.max(p(best[0]), ...best.map((i) => after.get(c.ids[i]) ?? 0));
     bars.draw(
       best.map((i) => {
         const id = c.ids[i];
-        const numbers = [percent(p[i]), c.z[i].toFixed(2)];
-        return tokenRow(store, id, p[i], most, numbers, acts ? after.get(id) ?? 0 : null);
+        const numbers = [percent(p(i)), c.z[i].toFixed(2)];
+        return tokenRow(store, id, p(i), most, numbers, acts ? after.get(id) ?? 0 : null);
       }),
       (row) => `token ${row.id}; click to append`,
     );
-    const shown = best.reduce((sum, i) => sum + p[i], 0);
+    const shown = best.reduce((sum, i) => sum + p(i), 0);
     rest.textContent = `The other ${count(c.z.length - best.length)} tokens hold ${percent(Math.max(0, 1 - shown))}.`;
     filtered.textContent = acts
       ? `The thin bars are what the funnel leaves: ${plural(last.left, "token")}.`
       : "";
-    const { entropy, best: top, total } = weights(c);
+    const { best: top, total } = weights(c);
+    const H = entropy(c);
     facts.replaceChildren(
-      ...fact("Entropy", `${entropy.toFixed(3)} nats`, `as uncertain as ${plural(Math.round(Math.exp(entropy)), "equal choice")}`),
+      ...fact("Entropy", `${H.toFixed(3)} nats`, `as uncertain as ${plural(Math.round(Math.exp(H)), "equal choice")}`),
       ...fact("Best logit", top.toFixed(3), `log of the sum ${(top + Math.log(total)).toFixed(3)}`),
       ...fact("Tail", percent(Math.max(0, 1 - shown)), `beyond the ${best.length} best`),
     );

@@ -23,36 +23,41 @@ export function candidates(logits, size = logits.length) {
   return { z, ids };
 }
 
-/** Give w = exp(z - best) `[N]` (float32 once, float64 once), their sums, and the entropy. */
+/** Give w = exp(z - best) `[N]` float32, best, and the sum of w. */
 export function weights(c) {
   if (c.weights) return c.weights; // candidates are never changed in place
   const { z } = c;
   const best = max(z);
   const w = new Float32Array(z.length);
-  const exact = new Float64Array(z.length);
   let total = 0;
-  let sum = 0;
-  let energy = 0;
   for (let i = 0; i < z.length; i++) {
-    const off = f(z[i] - best);
-    const e = Math.exp(off);
-    exact[i] = e;
-    w[i] = e;
-    sum += e;
+    w[i] = Math.exp(f(z[i] - best));
     total += w[i];
-    energy += f(w[i] * off);
   }
-  const entropy = Math.log(total) - energy / total;
-  c.weights = { w, exact, best, total, sum, energy, entropy };
+  c.weights = { w, best, total };
   return c.weights;
+}
+
+/** Return the entropy of the candidates, in nats; few stages ask for it. */
+export function entropy(c) {
+  if (c.entropy === undefined) {
+    const { w, best, total } = weights(c);
+    let energy = 0;
+    for (let i = 0; i < w.length; i++) energy += f(w[i] * f(c.z[i] - best));
+    c.entropy = Math.log(total) - energy / total;
+  }
+  return c.entropy;
+}
+
+/** Return the probability of the candidate at a place. */
+export function probability(c, i) {
+  const { w, total } = weights(c);
+  return w[i] / total;
 }
 
 /** Return the probabilities of the candidates, `[N]` float64. */
 export function probabilities(c) {
-  const { exact, sum } = weights(c);
-  const p = new Float64Array(exact.length);
-  for (let i = 0; i < p.length; i++) p[i] = exact[i] / sum;
-  return p;
+  return Float64Array.from(c.z, (_, i) => probability(c, i));
 }
 
 function max(z) {
@@ -66,57 +71,50 @@ function logsumexp(c) {
   return best + Math.log(total);
 }
 
-// The loops below run over a whole vocabulary for every move of a slider: no call per element.
+// The loops below run over a whole vocabulary for every move of a slider: no call per element, and
+// what stays is gathered in memory that is there already.
 
-/** Keep the candidates whose mask is 1, `left` of them; `removed` says that nothing else changed. */
-function masked(c, mask, left) {
-  const { z, ids } = c;
-  if (left === z.length) return c;
-  const was = weights(c);
-  const kept = { z: new Float32Array(left), ids: new Int32Array(left), removed: true };
-  const w = new Float32Array(left);
-  const exact = new Float64Array(left);
-  let best = false;
-  let total = 0;
-  let sum = 0;
-  let energy = 0;
-  for (let i = 0, n = 0; i < z.length; i++) {
-    if (!mask[i]) continue;
-    kept.z[n] = z[i];
-    kept.ids[n] = ids[i];
-    w[n] = was.w[i];
-    exact[n++] = was.exact[i];
-    if (z[i] === was.best) best = true;
-    total += was.w[i];
-    sum += was.exact[i];
-    energy += f(was.w[i] * f(z[i] - was.best));
+const room = { z: new Float32Array(0), ids: new Int32Array(0), w: new Float32Array(0) };
+
+function cleared(n) {
+  if (room.z.length < n) {
+    room.z = new Float32Array(n);
+    room.ids = new Int32Array(n);
+    room.w = new Float32Array(n);
   }
-  if (best) { // else the weights are relative to another best logit
-    const entropy = Math.log(total) - energy / total;
-    kept.weights = { w, exact, best: was.best, total, sum, energy, entropy };
-  }
-  return kept;
+  return room;
 }
 
-/** Keep the candidates whose score, their logit by default, reaches a level. */
-function atLeast(c, level, score = c.z) {
-  const mask = new Uint8Array(score.length);
+/**
+ * Keep the candidates whose score, their logit by default, is above a level; of those that equal it
+ * the ones up to the place `lastTie`. `removed` says that nothing else changed.
+ */
+function atLeast(c, level, score = c.z, lastTie = Infinity) {
+  const { z, ids } = c;
+  const was = weights(c);
+  const to = cleared(z.length);
   let left = 0;
-  for (let i = 0; i < score.length; i++) {
-    if (score[i] >= level) {
-      mask[i] = 1;
-      left++;
-    }
+  let total = 0;
+  let best = false;
+  for (let i = 0; i < z.length; i++) {
+    const s = score[i];
+    if (!(s > level || (s === level && i <= lastTie))) continue;
+    to.z[left] = z[i];
+    to.ids[left] = ids[i];
+    to.w[left++] = was.w[i];
+    total += was.w[i];
+    if (z[i] === was.best) best = true;
   }
-  return masked(c, mask, left);
+  if (left === z.length) return c;
+  const kept = { z: to.z.slice(0, left), ids: to.ids.slice(0, left), removed: true };
+  // else the weights are relative to another best logit
+  if (best) kept.weights = { w: to.w.slice(0, left), best: was.best, total };
+  return kept;
 }
 
 /** Keep the candidates for which stays(place) holds. */
 function keep(c, stays) {
-  const mask = new Uint8Array(c.z.length);
-  let left = 0;
-  for (let i = 0; i < mask.length; i++) left += mask[i] = stays(i) ? 1 : 0;
-  return masked(c, mask, left);
+  return atLeast(c, 1, Float32Array.from(c.z, (_, i) => (stays(i) ? 1 : 0)));
 }
 
 /** Divide all logits. */
@@ -139,22 +137,18 @@ function edit(c, ids, change) {
     z[at] = change(z[at], id);
     changed.push(at);
   }
+  if (!changed.length) return c;
   const made = { z, ids: c.ids };
   const was = weights(c);
   if (changed.some((at) => c.z[at] === was.best || z[at] > was.best)) return made;
-  const now = { ...was, w: was.w.slice(), exact: was.exact.slice() };
+  const w = was.w.slice();
+  let { total } = was;
   for (const at of changed) {
-    now.sum -= now.exact[at];
-    now.total -= now.w[at];
-    now.energy -= f(now.w[at] * f(c.z[at] - was.best));
-    const off = f(z[at] - was.best);
-    now.w[at] = now.exact[at] = Math.exp(off);
-    now.sum += now.exact[at];
-    now.total += now.w[at];
-    now.energy += f(now.w[at] * off);
+    total -= w[at];
+    w[at] = Math.exp(f(z[at] - was.best));
+    total += w[at];
   }
-  now.entropy = Math.log(now.total) - now.energy / now.total;
-  made.weights = now;
+  made.weights = { w, best: was.best, total };
   made.edited = changed;
   return made;
 }
@@ -173,17 +167,7 @@ function place(ids, id) {
 
 function prefixes(c, score, w, target, floor, keepTies) {
   const { level, ties } = lastKept(score, w, target, floor);
-  if (keepTies) return atLeast(c, level, score);
-  const mask = new Uint8Array(score.length);
-  let left = ties.length;
-  for (let i = 0; i < score.length; i++) {
-    if (score[i] > level) {
-      mask[i] = 1;
-      left++;
-    }
-  }
-  for (const i of ties) mask[i] = 1;
-  return masked(c, mask, left);
+  return atLeast(c, level, score, keepTies ? Infinity : ties[ties.length - 1]);
 }
 
 function temperature(c, p) {
@@ -194,7 +178,7 @@ function temperature(c, p) {
   const low = Math.max(0, p.temperature - p.dynatemp_range);
   const high = p.temperature + p.dynatemp_range;
   const largest = Math.log(c.z.length);
-  const raw = largest > 0 ? weights(c).entropy / largest : 0;
+  const raw = largest > 0 ? entropy(c) / largest : 0;
   const share = Math.min(Math.max(raw, 0), 1);
   const T = low + (high - low) * share ** p.dynatemp_exponent;
   return T < GREEDY_BELOW ? only(c) : divided(c, T);
@@ -214,13 +198,14 @@ function topP(c, p) {
 
 function typicalP(c, p) {
   if (p.typical_p >= 1) return c;
-  const { w, total, entropy } = weights(c);
+  const { w, total } = weights(c);
   const lse = f(logsumexp(c));
-  const H = f(entropy);
+  const exact = entropy(c);
+  const H = f(exact);
   const score = new Float32Array(c.z.length);
   for (let i = 0; i < score.length; i++) score[i] = -Math.abs(f(f(c.z[i] - lse) + H));
   const rare = -Math.log((1 - p.typical_p) / c.z.length);
-  const floor = f(-Math.max(entropy, rare - entropy) - 0.01);
+  const floor = f(-Math.max(exact, rare - exact) - 0.01);
   return prefixes(c, score, w, total * p.typical_p, floor, p.keep_ties);
 }
 
@@ -239,7 +224,7 @@ function topNSigma(c, p) {
 
 function eta(c, p) {
   const cutoff = Math.log(p.eta_cutoff);
-  const lowered = Math.min(0.5 * cutoff - weights(c).entropy, cutoff);
+  const lowered = Math.min(0.5 * cutoff - entropy(c), cutoff);
   return atLeast(c, Math.min(weights(c).best, f(logsumexp(c) + lowered)));
 }
 
@@ -259,17 +244,30 @@ function mirostat(c, p, seq) {
   return atLeast(c, Math.min(weights(c).best, f(logsumexp(c) - mu * Math.LN2)));
 }
 
+/** Cut a few tokens: what stands between them is copied as a whole. */
 function without(c, ids) {
-  const mask = new Uint8Array(c.z.length).fill(1);
-  let left = c.z.length;
-  for (const id of ids) {
-    const at = place(c.ids, id);
-    if (at >= 0 && mask[at]) {
-      mask[at] = 0;
-      left--;
+  const places = [...ids].map((id) => place(c.ids, id)).filter((at) => at >= 0).sort((a, b) => a - b);
+  if (!places.length) return c;
+  const was = weights(c);
+  const left = c.z.length - places.length;
+  const copied = (from, to) => {
+    let start = 0;
+    let n = 0;
+    for (const at of [...places, from.length]) {
+      to.set(from.subarray(start, at), n);
+      n += at - start;
+      start = at + 1;
     }
+    return to;
+  };
+  const kept = {
+    z: copied(c.z, new Float32Array(left)), ids: copied(c.ids, new Int32Array(left)), removed: true,
+  };
+  if (places.every((at) => c.z[at] < was.best)) {
+    const total = places.reduce((sum, at) => sum - was.w[at], was.total);
+    kept.weights = { w: copied(was.w, new Float32Array(left)), best: was.best, total };
   }
-  return masked(c, mask, left);
+  return kept;
 }
 
 export const FILTERS = {

@@ -72,9 +72,16 @@ export function lastKept(score, w, target, floor = -Infinity) {
 
 /** Return the columns of the n highest scores, best first, the lowest ids first among equals. */
 export function highest(score, n) {
-  if (!score.length || n < 1) return [];
-  const { level, ties } = lastKept(score, null, Math.min(n, score.length));
-  const found = [];
-  for (let i = 0; i < score.length; i++) if (score[i] > level) found.push(i);
-  return found.sort((a, b) => score[b] - score[a] || a - b).concat(ties);
+  const best = [];
+  let least = -Infinity; // of the best, once there are n
+  for (let i = 0; i < score.length && n > 0; i++) {
+    const s = score[i];
+    if (best.length === n && !(s > least)) continue;
+    let at = best.length;
+    while (at > 0 && score[best[at - 1]] < s) at--;
+    best.splice(at, 0, i);
+    if (best.length > n) best.pop();
+    if (best.length === n) least = score[best[n - 1]];
+  }
+  return best;
 }
