@@ -3,8 +3,9 @@
 Symbols: B rows of the batch, n candidates of each, V logits, h what enters the output layer.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ class Call:
     armed: bool = False  # the model's next pass is the loop's own, and nobody else's
     taken: bool = False  # its output layer is passed just now
     h: Tensor | None = None  # [B, T, d]
+    _scores: Tensor | None = field(default=None, repr=False)  # [B, V], -inf but for the last answer
+    _last: list[int] = field(default_factory=list, repr=False)
 
     def enter(self, h: Tensor) -> Tensor:
         """Take what enters the output layer, and let none of its rows through."""
@@ -70,7 +73,7 @@ class Call:
 
     def _screened(self, input_ids: Tensor, h: Tensor) -> Tensor | None:
         """Answer states `[B, d]` from the screen, or give None where one is not certain."""
-        if not h.isfinite().all():
+        if not math.isfinite(h.sum().item()):
             return None
         touched = self.asked.touched(input_ids, self.ready.vocab_size)
         try:
@@ -87,10 +90,12 @@ class Call:
         asked, V, ready = self.asked, self.ready.vocab_size, self.ready
         spare = _SPARE if ready.layer.weight.dtype == torch.float32 else _SPARE + asked.top_k
         ids, z = ready.head.candidates(h, min(asked.top_k + spare, V), touched)  # [B, n]
+        if touched is None and not asked.draws and ready.leads(h, ids.numpy(), z.numpy()):
+            return self._only(ids[:, 0].tolist())
         real = ids < V
         e = torch.from_numpy(ready.errors(h, ids.numpy()))
         low, high = (
-            self._scores(input_ids, ids, end.masked_fill(~real, -torch.inf))
+            self._changed(input_ids, ids, end.masked_fill(~real, -torch.inf))
             for end in ready.ends(z.masked_fill(~real, 0.0), e)
         )
         y = [end.double().numpy() for end in (low, high)]
@@ -114,7 +119,7 @@ class Call:
         scores = low.new_full((len(h), V + 1), -torch.inf)
         return scores.scatter_(1, ids, low.masked_fill(~stay, -torch.inf))[:, :V]
 
-    def _scores(self, input_ids: Tensor, ids: Tensor, logits: Tensor) -> Tensor:
+    def _changed(self, input_ids: Tensor, ids: Tensor, logits: Tensor) -> Tensor:
         """Do to logits `[B, n]` of ids what the processors before the cuts do; V is no id."""
         V = self.ready.vocab_size
         if self.asked.changes:
@@ -129,9 +134,11 @@ class Call:
         V = self.ready.vocab_size
         worst = torch.from_numpy(self.ready.errors(h, np.full((len(h), 1), V)))[:, 0]
         floors = z.new_full((len(h),), -torch.inf)
-        for n in range(len(h)):
+        if touched is None and ids.shape[1] < V:
+            floors = z[:, -1]  # best first
+        for n, own in enumerate(touched or ()):
             real = ids[n] < V
-            free = real if touched is None else real & ~torch.isin(ids[n], touched[n])
+            free = real & ~torch.isin(ids[n], own)
             if int(real.sum()) < V and bool(free.any()):
                 floors[n] = z[n][free].min()
         none = floors == -torch.inf
@@ -150,7 +157,7 @@ class Call:
             return None
         worst = ready.errors(h, np.full((len(h), 1), V))[:, 0]
         scale = ready.transform.factor
-        scores = torch.full((len(h), V), -torch.inf)
+        drawn = []
         with ready.head.rows(h, touched) as rows:
             for n, row in enumerate(rows):
                 if not isinstance(row, ScreenedRow):
@@ -177,7 +184,7 @@ class Call:
                     at, e = torch.from_numpy(ids)[None], ready.errors(h[n : n + 1], ids[None])
                     both = ready.ends(torch.from_numpy(row.touched.z)[None], torch.from_numpy(e))
                     own = input_ids[n : n + 1]
-                    low, high = (_wide(self._scores(own, at, end)[0]) for end in both)
+                    low, high = (_wide(self._changed(own, at, end)[0]) for end in both)
                     if not (high < np.inf).all() or not (low < np.inf).all():
                         return None
                     changed = Tokens(ids, low, high)
@@ -187,8 +194,24 @@ class Call:
                 token = contest.winner()
                 if token is None:
                     return None
-                scores[n, token] = 0.0
-        return scores
+                drawn.append(token)
+        return self._only(drawn)
+
+    def _only(self, ids: Iterable[int]) -> Tensor:
+        """Give scores `[B, V]` that lead to one token each, the greatest of all or the one drawn.
+
+        The loop looks at them once: V numbers are written at the first step alone.
+        """
+        found = list(ids)
+        if self._scores is None or len(self._scores) != len(found):
+            self._scores = torch.full((len(found), self.ready.vocab_size), -torch.inf)
+        else:
+            for n, id in enumerate(self._last):
+                self._scores[n, id] = -torch.inf
+        for n, id in enumerate(found):
+            self._scores[n, id] = 0.0
+        self._last = found
+        return self._scores
 
 
 def _wide(x: Tensor) -> Floats:

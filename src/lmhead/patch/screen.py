@@ -20,10 +20,14 @@ from lmhead.errors import BadInput, LMHeadError
 from lmhead.head.dense import LMHead
 from lmhead.head.find.locate import locate
 from lmhead.head.screened import ScreenedHead
+from lmhead.head.screening.known import Known
 from lmhead.head.screening.ranking import Transform
+from lmhead.head.screening.rows import ScreenedRow
 from lmhead.patch.certain import Floats, U
 
 _TINY = 1e-30  # what may be lost where numbers are too small to be normal
+_STEP_AT_ZERO = 2.0**-23  # more than the steps of float16 next to 0
+_FAR = 2.0**15  # float16 ends soon after
 Choice = Literal["auto", "always"]
 Rounding = Literal["as-model", "exact"]
 _CHECKED = 4096  # rows whose logits in 16 bits are compared with what is expected of them
@@ -58,6 +62,11 @@ class Ready:
         scale = self.dense.scale
         return Transform(1.0 if scale is None else scale.factor, self.dense.softcap or 0.0)
 
+    @property
+    def bare(self) -> bool:
+        """Whether a logit is the score itself, rounded."""
+        return self.dense.scale is None and self.dense.softcap is None
+
     def fits(self, layer: nn.Linear) -> bool:
         """Tell whether the layer's numbers are still those that the copy was made of."""
         return self.made_of == _made_of(layer) and all(
@@ -72,11 +81,30 @@ class Ready:
         the bias and for our own rounding to float32. `ids [B, n]`; the id V stands for the worst of
         all. An exact answer has none but the last.
         """
-        sizes = h.double().norm(dim=-1, keepdim=True).numpy()  # [B, 1]
+        wide = h.detach().numpy().astype(np.float64)
+        sizes = np.sqrt((wide * wide).sum(-1, keepdims=True))  # [B, 1]
         reach = self.sizes[ids] * sizes + self.biases[ids]
         terms = 1 if self.rounding == "exact" else self.dense.hidden_size + 8
         bound: Floats = 1.01 * terms * U * reach
         return bound + _TINY
+
+    def leads(self, h: Tensor, ids: npt.NDArray[np.int64], z: npt.NDArray[np.float32]) -> bool:
+        """Tell whether the best token of each state leads by more than all roundings together.
+
+        Of candidates `[B, n]`, best first, it must beat the second, were that one as wrong as any
+        token can be. A shortcut: what it does not decide may still be certain.
+        """
+        if not self.bare or z.shape[1] < 2:
+            return False
+        both = np.stack((ids[:, 0], np.full(len(ids), self.vocab_size)), axis=1)
+        e = self.errors(h, both)
+        low, high = z[:, 0] - e[:, 0], z[:, 1] + e[:, 1]
+        most = np.maximum(np.abs(low), np.abs(high))
+        step = 0.0
+        if self.rounding == "as-model" and self.layer.weight.dtype != torch.float32:
+            # Two numbers that are further apart than the step at the larger stay apart.
+            step = torch.finfo(self.layer.weight.dtype).eps
+        return bool(((low - high > step * most + _STEP_AT_ZERO) & (most < _FAR)).all())
 
     def ends(self, z: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         """Give both ends of the model's logits in float32, of raw scores z and their errors.
@@ -195,7 +223,21 @@ def _make(
     )
     if rounding == "as-model" and not _rounds_as_expected(ready):
         return "the output layer's own rounding is not that of sums in float32"
+    if screened.compiled:
+        _compile_loops(screened)
     return ready
+
+
+def _compile_loops(head: ScreenedHead) -> None:
+    """Ask what calls will ask, so that numba compiles its loops now, or reads them from disk."""
+    h = torch.ones(1, head.hidden_size)
+    head.topk(h, 1)
+    with head.rows(h, [torch.tensor([0])]) as rows:
+        for row in rows:
+            if isinstance(row, ScreenedRow):
+                Known(row.query, row.touched, row.transform, 1.0).measure()
+                row.query.best(1)
+    head.stats.clear()
 
 
 @torch.no_grad()
