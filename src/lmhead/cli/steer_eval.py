@@ -79,17 +79,31 @@ def _show_detected(result: "Detected", method: str) -> None:
     from lmhead.cli import render
 
     title = f"{result.data}, {result.rows:,} test rows, seed {result.seed}"
-    table = render.table("detector", "labels", "layer", "AUROC", "95 %", title=title)
-    table.add_row(f"[bold]this vector ({method})[/bold]", "", "", *_interval(result.auroc))
+    columns = ("detector", "labels", "layer", "AUROC", "95 %", "this one has more by")
+    table = render.table(*columns, title=title)
+    own = _interval(result.auroc)
+    table.add_row(f"[bold]this vector ({method})[/bold]", f"{result.labels:,}", "", *own, "")
     table.add_section()
-    for b in result.baselines:
+    controls = () if result.control is None else (result.control,)
+    for b in (*result.baselines, *controls):
         layer = "" if b.layer is None else str(b.layer)
-        table.add_row(b.name, f"{b.labels:,}", layer, *_interval(b.auroc))
+        gain = f"{b.gain.value:+.3f} ({b.gain.low:+.3f} to {b.gain.high:+.3f})"
+        table.add_row(b.name, f"{b.labels:,}", layer, *_interval(b.auroc), gain)
     render.out().print(table)
+    told = result.calibration
+    facts = render.Facts(f"Probability: Brier {told.brier:.3f}, off by {told.error:.3f} on average")
+    for b in told.bins:
+        facts(f"said {b.said:.2f}", f"{render.percent(b.true)} true of {b.rows:,}")
+    facts.print()
+    if result.group is None and result.offered:
+        render.out().print(
+            f"Values of {', '.join(result.offered)} repeat: name a column `group` to keep rows "
+            "that share one together."
+        )
     if result.surface_solves:
         render.out().print(
-            "[yellow]The form of the texts alone tells the classes apart here: no detector shows "
-            "on these data that it knows more.[/yellow]"
+            "[yellow]The form of the texts alone does as well here: these data do not show that "
+            "any detector knows more.[/yellow]"
         )
 
 

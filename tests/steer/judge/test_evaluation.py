@@ -19,10 +19,16 @@ from lmhead.steer.learn.pairs import PairRuns
 from lmhead.steer.learn.request import Request
 from lmhead.steer.learn.training import train
 from lmhead.steer.measure import token_head
-from lmhead.steer.metrics import auroc_interval, mean_interval
+from lmhead.steer.metrics import (
+    auroc,
+    auroc_gain,
+    auroc_interval,
+    calibration,
+    mean_interval,
+)
 
 Tiny = Callable[[str], Model]
-SMALL: dict[str, Any] = {"labels": 8, "unlabelled": 12, "validation": 10}
+SMALL: dict[str, Any] = {"labels": 18, "unlabelled": 12}
 
 
 @pytest.fixture
@@ -39,12 +45,21 @@ def test_a_detector_stands_beside_its_baselines(tiny: Tiny, data: Data) -> None:
     assert found.seed == 2
     assert found.rows == len(Request(seed=2, **SMALL).split(data).test)
     assert [b.name for b in found.baselines] == [
-        "perplexity", "surface", "mean-diff", "probe", "probe, all labels",
+        "last tokens", "perplexity", "likelihood", "surface", "mean-diff", "probe",
+        "probe, all labels",
     ]  # fmt: skip
+    by_name = {b.name: b for b in found.baselines}
     # The probe baseline is the same training on the same split.
-    assert found.baselines[3].auroc == found.auroc
-    assert found.baselines[3].labels == 8
-    assert found.baselines[4].labels > 20
+    assert by_name["probe"].auroc == found.auroc
+    assert by_name["probe"].gain.to_dict() == {"value": 0.0, "low": 0.0, "high": 0.0}
+    assert found.labels == by_name["probe"].labels == 18
+    assert by_name["probe, all labels"].labels > 20
+    assert by_name["last tokens"].labels == 0
+    for b in found.baselines:
+        assert b.gain.value == pytest.approx(found.auroc.value - b.auroc.value)
+    assert found.control is not None
+    assert 0 <= found.calibration.brier <= 1
+    assert sum(b.rows for b in found.calibration.bins) == found.rows
     assert set(found.to_dict()) >= {"auroc", "baselines", "surface_solves"}
 
 
@@ -82,6 +97,31 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert (sure.value, sure.low, sure.high) == (1.0, 1.0, 1.0)
     chance = auroc_interval(torch.randn(80, generator=g), y)
     assert chance.low < 0.5 < chance.high
+
+
+def test_a_gain_is_paired_and_surer_than_two_intervals() -> None:
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(200) % 2
+    shared = torch.randn(200, generator=g)
+    worse = y + 1.5 * shared
+    better = y + 1.4 * shared  # the same noise, a little less of it
+    gain = auroc_gain(better, worse, y)
+    assert gain.value == pytest.approx(auroc(better, y) - auroc(worse, y))
+    assert gain.low > 0
+    assert auroc_interval(worse, y).high > auroc_interval(better, y).low
+    assert auroc_gain(worse, better, y).high < 0
+
+
+def test_a_probability_that_means_what_it_says() -> None:
+    g = torch.Generator().manual_seed(0)
+    p = torch.rand(4000, generator=g)
+    y = (torch.rand(4000, generator=g) < p).long()
+    honest, sure = calibration(p, y), calibration((p > 0.5).float(), y)
+    assert honest.error < 0.03
+    assert honest.brier == pytest.approx(float((p - y).square().mean()), abs=1e-6)
+    assert sure.error > 0.2 > honest.brier
+    assert [b.rows for b in sure.bins] == [int((p <= 0.5).sum()), int((p > 0.5).sum())]
+    assert calibration(torch.ones(4), torch.tensor([1, 1, 1, 0])).bins[0].true == 0.75
 
 
 def test_a_steering_vector_is_evaluated_on_held_out_pairs(

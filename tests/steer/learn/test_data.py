@@ -46,6 +46,31 @@ def test_a_column_can_say_what_belongs_together(tmp_path: Path) -> None:
     assert alone.rows[0].group == "x."
 
 
+def rows_with(tmp_path: Path, columns: str, line: str, shared: bool) -> Data:
+    lines = [
+        f"City {i} is in {c},{label}," + line.format(i=i if shared else f"{i}{c}", c=c, k=i // 20)
+        for i in range(40)
+        for c, label in (("a", 1), ("b", 0))
+    ]
+    return read_data(written(tmp_path, "\n".join([f"statement,label,{columns}", *lines])))
+
+
+def test_a_column_that_true_and_false_rows_share_keeps_them_together(tmp_path: Path) -> None:
+    used = rows_with(tmp_path, "City,country", "x{i},{c}", True)
+    assert (used.group, used.offered) == ("city", ())  # two countries are classes, no subjects
+    assert {row.group for row in used.rows} == {f"x{i}" for i in range(40)}
+    no_repeats = rows_with(tmp_path, "city", "x{i}", False)
+    assert (no_repeats.group, no_repeats.offered) == (None, ())
+    told_apart = read_data(
+        written(
+            tmp_path,
+            "statement,label,source\n" + "\n".join(f"s{i},{i % 2},w{i % 20}" for i in range(80)),
+        )
+    )
+    assert (told_apart.group, told_apart.offered) == (None, ("source",))  # no value has both
+    assert told_apart.rows[0].group == "s0."
+
+
 def test_pairs_from_json_lines(tmp_path: Path) -> None:
     line = json.dumps({"prompt": "Ice is", "true": "cold", "false": " hot"})
     data = read_data(written(tmp_path, line + "\n\n", "data.jsonl"))
@@ -112,7 +137,7 @@ def test_a_split_keeps_groups_whole_and_classes_even() -> None:
     assert len(set.union(*groups)) == sum(map(len, groups))
     assert [row.label for row in parts.labelled].count(1) == 16
     assert parts.to_dict() == {
-        "labelled": 32, "unlabelled": 100, "validation": 40, "test": 136, "seed": 3,
+        "labels": 72, "labelled": 32, "unlabelled": 100, "validation": 40, "test": 136, "seed": 3,
     }  # fmt: skip
 
 

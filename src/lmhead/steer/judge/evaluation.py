@@ -1,10 +1,11 @@
 """Whether a vector does its job on data it has not seen, and what it does besides."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lmhead.body.states import States
 from lmhead.errors import BadInput
@@ -16,13 +17,21 @@ from lmhead.steer.bound.certificate import check_budget
 from lmhead.steer.bound.guarding import guard
 from lmhead.steer.bound.steering import with_alpha
 from lmhead.steer.bound.strength import fitted
-from lmhead.steer.judge.baselines import SURFACE_SOLVES, Baseline, score_baselines
-from lmhead.steer.judge.detector import score_rows
+from lmhead.steer.judge.baselines import SURFACE, Baseline, score_baselines, shuffled
+from lmhead.steer.judge.detector import read_off, score_rows
 from lmhead.steer.learn.data import Data, Pair, Row, require_both, split, split_pairs
 from lmhead.steer.learn.pairs import PairRuns
-from lmhead.steer.learn.training import known
+from lmhead.steer.learn.request import AUTO
+from lmhead.steer.learn.select import METHODS, Known
+from lmhead.steer.learn.training import fit_detector, known
 from lmhead.steer.measure import token_head
-from lmhead.steer.metrics import Interval, auroc_interval, mean_interval
+from lmhead.steer.metrics import (
+    Calibration,
+    Interval,
+    auroc_interval,
+    calibration,
+    mean_interval,
+)
 from lmhead.steer.states import read_states
 from lmhead.steer.vector import SteeringVector, check_alpha
 
@@ -34,13 +43,20 @@ class Detected:
     data: str
     seed: int
     rows: int
+    labels: int  # all that the detector has used, to learn or to choose by
     auroc: Interval
+    calibration: Calibration
     baselines: tuple[Baseline, ...]
+    control: Baseline | None  # the same training on shuffled labels; None for tsv
+    group: str | None = None  # the column that says which rows belong together
+    offered: tuple[str, ...] = ()
 
     @property
     def surface_solves(self) -> bool:
-        """Whether the form of the texts alone tells the classes apart."""
-        return any(b.name == "surface" and b.auroc.value >= SURFACE_SOLVES for b in self.baselines)
+        """Whether the form of the texts alone does as well, or nothing shows that it does not."""
+        return any(
+            b.name == SURFACE and b.auroc.low > 0.5 and b.gain.low <= 0 for b in self.baselines
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -49,9 +65,14 @@ class Detected:
             "data": self.data,
             "seed": self.seed,
             "rows": self.rows,
+            "labels": self.labels,
             "auroc": self.auroc.to_dict(),
+            "calibration": self.calibration.to_dict(),
             "baselines": [b.to_dict() for b in self.baselines],
+            "control": None if self.control is None else self.control.to_dict(),
             "surface_solves": self.surface_solves,
+            "group": self.group,
+            "offered": list(self.offered),
         }
 
 
@@ -185,12 +206,28 @@ def _detected(
     n = len(rows) - len(parts.test)
     y = torch.tensor([row.label for row in parts.test])
     scores = score_rows(vector, parts.test, model, states=states[n:], progress=progress)
+    taught, held = known(parts, states[:n]), states[n:]
+    others = score_baselines(parts, taught, held, seed)
+    control = None
+    if (method := str(vector.card.method)) in (AUTO, *METHODS):
+        layer = AUTO if method == AUTO else vector.layer
+
+        def train(dealt: Known) -> Callable[[States], Tensor]:
+            where, found, detector, _ = fit_detector(dealt, method, layer, seed)
+            return lambda some: read_off(where, found.direction, detector, some)
+
+        control = shuffled(taught, held, seed, train).judged(scores, y, seed)
     return Detected(
         data.name,
         seed,
         len(parts.test),
+        parts.labels,
         auroc_interval(scores, y, seed=seed),
-        tuple(score_baselines(parts, known(parts, states[:n]), states[n:], seed)),
+        calibration(scores, y),
+        tuple(other.judged(scores, y, seed) for other in others),
+        control,
+        data.group,
+        data.offered,
     )
 
 

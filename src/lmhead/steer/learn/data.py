@@ -70,6 +70,8 @@ class Data:
     name: str
     rows: tuple[Row, ...]
     pairs: tuple[Pair, ...] = ()
+    group: str | None = None  # the column that says which rows belong together
+    offered: tuple[str, ...] = ()  # columns that may say so as well
 
     @cached_property
     def labelled(self) -> tuple[Row, ...]:
@@ -93,7 +95,13 @@ class Split:
     def to_dict(self) -> dict[str, int]:
         """Return the sizes and the seed."""
         parts = ("labelled", "unlabelled", "validation", "test")
-        return {**{name: len(getattr(self, name)) for name in parts}, "seed": self.seed}
+        found = {name: len(getattr(self, name)) for name in parts}
+        return {"labels": self.labels, **found, "seed": self.seed}
+
+    @property
+    def labels(self) -> int:
+        """How many labels are used, to learn or to choose by."""
+        return len(self.labelled) + len(self.validation)
 
 
 def closed(text: str) -> str:
