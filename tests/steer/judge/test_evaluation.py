@@ -1,6 +1,7 @@
 """Figures beside their baselines, on rows that the vector has not seen."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from lmhead.errors import BadInput
 from lmhead.loading import Model, load
 from lmhead.steer.bound import auditing, strength
+from lmhead.steer.judge import controls
 from lmhead.steer.judge.baselines import surface
 from lmhead.steer.judge.evaluation import Detected, Steered, evaluate
 from lmhead.steer.learn import gradient
@@ -143,6 +145,33 @@ def test_a_steering_vector_is_evaluated_on_held_out_pairs(
     assert set(found.to_dict()) >= {"gain", "right", "neutral", "log_odds"}
     with pytest.raises(BadInput, match="was trained on"):
         evaluate(vector, data, model, seed=5)
+
+
+def test_controls_know_nothing_of_truth(
+    tiny: Tiny, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (gradient, auditing, controls):
+        monkeypatch.setattr(module, "NEUTRAL", ("a plain text.", "and another one, as plain."))
+    model = tiny("llama")
+    vector = train(data, model, job="steer", method="mean-diff", layer=1)
+    found = evaluate(vector, data, model, controls=True)
+    assert isinstance(found, Steered)
+    assert [c.name for c in found.controls] == ["shuffled labels", "orthogonal"]
+    for c in found.controls:
+        assert c.more.value == pytest.approx(found.gain.value - c.gain.value, abs=1e-5)
+    sure = found.gain.low > 0 and all(c.more.low > 0 for c in found.controls)
+    assert found.moves_truth is sure
+    assert evaluate(vector, data, model).to_dict()["moves_truth"] is None
+
+    made = controls.control_vectors(vector, data, model, seed=0, test=0.25)
+    assert float(made["orthogonal"].direction @ vector.direction) == pytest.approx(0, abs=1e-5)
+    assert made["shuffled labels"].card.budget == vector.card.budget
+    shuffled = controls.swapped(data, 0)
+    turned = [p.true != q.true for p, q in zip(data.pairs, shuffled.pairs, strict=True)]
+    assert sum(turned) == len(turned) // 2
+    of_a_file = replace(vector, card=replace(vector.card, method=None))
+    only = controls.control_vectors(of_a_file, data, model, seed=0, test=0.25)
+    assert list(only) == ["orthogonal"]
 
 
 def test_what_the_guard_lets_through_is_evaluated(

@@ -18,6 +18,7 @@ from lmhead.steer.bound.guarding import guard
 from lmhead.steer.bound.steering import with_alpha
 from lmhead.steer.bound.strength import fitted
 from lmhead.steer.judge.baselines import SURFACE, Baseline, score_baselines, shuffled
+from lmhead.steer.judge.controls import Control, control_vectors
 from lmhead.steer.judge.detector import read_off, score_rows
 from lmhead.steer.learn.data import Data, Pair, Row, require_both, split, split_pairs
 from lmhead.steer.learn.pairs import PairRuns
@@ -88,6 +89,14 @@ class Steered:
     gain: Interval
     right: tuple[float, float]  # share of pairs whose true ending is likelier, before and after
     audit: Audit
+    controls: tuple[Control, ...] = ()
+
+    @property
+    def moves_truth(self) -> bool | None:
+        """Whether it gains, and more than every control; None where none was looked at."""
+        if not self.controls:
+            return None
+        return self.gain.low > 0 and all(c.more.low > 0 for c in self.controls)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -102,6 +111,8 @@ class Steered:
             "log_odds": self.log_odds,
             "gain": self.gain.to_dict(),
             "right": {"unsteered": self.right[0], "steered": self.right[1]},
+            "controls": [c.to_dict() for c in self.controls],
+            "moves_truth": self.moves_truth,
             "neutral": found,
         }
 
@@ -118,6 +129,7 @@ def evaluate(
     kl_cap: float | None = None,
     budget: float | None = None,
     fit: bool = False,
+    controls: bool = False,
     states: States | None = None,
     progress: Progress = silent,
 ) -> Detected | Steered:
@@ -126,8 +138,9 @@ def evaluate(
     `seed` and `test` (the share held out) default to those on its card. Rows that the vector was
     trained on are refused unless `seen`; `states` are those of all rows of `data`,
     where they are known already. A steering vector can be given another `alpha`; with `kl_cap` or
-    `budget` the guard holds it back, and what gets through is evaluated; `fit` lowers it to the
-    budget first, as `fitted` does.
+    `budget` the guard holds it back, and what gets through is evaluated; `fit` lowers it to these
+    limits first, as `fitted` does. `controls` trains one on shuffled labels and draws another, to
+    say what a vector that knows nothing of truth gains.
     """
     seed = (vector.card.seed or 0) if seed is None else seed
     test = float(vector.card.data.get("test", 0.25)) if test is None else test
@@ -135,8 +148,8 @@ def evaluate(
     if vector.card.job == "steer":
         [vector] = with_alpha(vector, alpha)
         if fit:
-            [vector] = fitted(model, vector, float(budget or 0), progress=progress)
-        return _steered(vector, data, model, seed, test, seen, kl_cap, budget, progress)
+            [vector] = fitted(model, vector, budget, kl_cap, progress=progress)
+        return _steered(vector, data, model, seed, test, seen, kl_cap, budget, controls, progress)
     return _detected(vector, data, model, seed, test, seen, states, progress)
 
 
@@ -163,8 +176,8 @@ def check_evaluation(
     for name, limit in (("the budget", budget), ("the KL cap", kl_cap)):
         if limit is not None:
             check_budget(limit, name)
-    if fit and budget is None:
-        raise BadInput("a vector is to be fitted, but to no budget; give one")
+    if fit and budget is None and kl_cap is None:
+        raise BadInput("a vector is to be fitted, but to no budget or KL cap; give one")
     if not data.pairs:
         raise BadInput(
             f"{data.name} holds no pairs; a steering vector is evaluated on prompt, true and false"
@@ -246,16 +259,27 @@ def _steered(
     seen: bool,
     kl_cap: float | None,
     budget: float | None,
+    controls: bool,
     progress: Progress,
 ) -> Steered:
     _, held = split_pairs(data.pairs, seed, test)
     refuse_seen(vector, held, seen)
     runs = PairRuns.read(model, held, vector.layer, progress=progress)
-    head: Head = token_head(model)
-    before = runs.log_odds(head, None)
-    if kl_cap is not None or budget is not None:
-        head = guard(model, vector, kl_cap, budget).head
-    after = runs.log_odds(head, vector.added)
+    before = runs.log_odds(token_head(model), None)
+
+    def odds(one: SteeringVector) -> Tensor:
+        head: Head = token_head(model)
+        if kl_cap is not None or budget is not None:
+            head = guard(model, one, kl_cap, budget).head
+        return runs.log_odds(head, one.added)
+
+    after, judged = odds(vector), []
+    if controls:
+        others = control_vectors(vector, data, model, seed=seed, test=test, progress=progress)
+        for name, other in others.items():
+            found = odds(other)
+            more = mean_interval(after - found, seed=seed)
+            judged.append(Control(name, mean_interval(found - before, seed=seed), more))
     return Steered(
         data.name,
         seed,
@@ -265,4 +289,5 @@ def _steered(
         mean_interval(after - before, seed=seed),
         (float((before > 0).float().mean()), float((after > 0).float().mean())),
         audit(model, vector, kl_cap=kl_cap, budget=budget, progress=progress),
+        tuple(judged),
     )

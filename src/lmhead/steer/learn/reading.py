@@ -131,7 +131,7 @@ def _pair(record: Mapping[str, Any], where: str) -> Pair | None:
     true, false = (e if e[0].isspace() or prompt[-1].isspace() else " " + e for e in endings)
     if true == false:
         raise BadInput(f"{where}: the true and the false ending are the same; expected two")
-    return Pair(prompt, true, false)
+    return Pair(prompt, true, false, str(record.get("group") or "").strip())
 
 
 def _row(record: Mapping[str, Any], where: str) -> Row:
