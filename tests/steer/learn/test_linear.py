@@ -152,7 +152,7 @@ def read(fitted: Blend, states: States) -> Tensor:
 
 
 def test_a_blend_is_as_good_as_its_parts() -> None:
-    fitted = blend(known()[0], candidates(10), seed=0)
+    fitted = blend(known(n=232, labels=132)[0], candidates(10), seed=0)
     fresh, y = known(seed=9, n=232)
     scores = read(fitted, fresh.unlabelled)
     assert auroc(scores, y[32:]) > 0.85
@@ -166,7 +166,7 @@ def test_few_labels_leave_the_prior_that_needs_none() -> None:
     taught, _ = known(labels=2)
     few = likelihood_fit(taught).direction
     assert int(few.argmax()) == LAST
-    against, y = known(labels=132)
+    against, y = known(n=800, labels=800)
     against.labelled.likelihood[:, LAST] -= 2.0 * y
     assert float(likelihood_fit(against).direction[LAST]) < 0
 
