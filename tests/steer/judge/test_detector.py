@@ -1,7 +1,7 @@
 """Scores of new text are those of training, from the file alone."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import torch
 from lmhead.errors import BadInput
 from lmhead.loading import Model
 from lmhead.steer import SteeringVector
-from lmhead.steer.judge.detector import detect, score_rows
+from lmhead.steer.judge.detector import detect, detect_stream, score_rows
+from lmhead.steer.judge.evaluation import evaluate
 from lmhead.steer.learn.builtin import builtin_data
 from lmhead.steer.learn.data import Data
 from lmhead.steer.learn.request import Request
@@ -63,6 +64,52 @@ def test_text_is_closed_as_in_training(tiny: Tiny, data: Data) -> None:
     vector = train(data, model, method="probe", layer=1, **SMALL)
     open_, closed = detect(vector, ["It is so", "It is so."], model)
     assert open_.to_dict() == closed.to_dict()
+
+
+def test_train_eval_and_detect_read_every_text_once(
+    tiny: Tiny, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMHEAD_CACHE", str(tmp_path))
+    monkeypatch.delenv("LMHEAD_STATES")
+    model = tiny("llama")
+    read: list[int] = []
+
+    def count(_block: object, args: tuple[torch.Tensor], _result: object) -> None:
+        if args[0].shape[1] > 2:  # not the two tokens that `Blocks` tries
+            read.append(len(args[0]))
+
+    hook = model.body.model.model.layers[0].register_forward_hook(count)
+    try:
+        vector = train(data, model, method="auto", **SMALL)
+        evaluate(vector, data, model)
+        found = detect(vector, list(data.rows), model)
+    finally:
+        hook.remove()
+    assert sum(read) == len({row.text for row in data.rows})
+    assert [d.text for d in found] == [row.text for row in data.rows]
+    monkeypatch.setenv("LMHEAD_STATES", "0")
+    fresh = detect(vector, list(data.rows), model)
+    for kept, again in zip(found, fresh, strict=True):
+        assert kept.score == pytest.approx(again.score, abs=1e-4)
+
+
+def test_scores_come_while_texts_are_read(tiny: Tiny, data: Data) -> None:
+    model = tiny("llama")
+    vector = train(data, model, method="probe", layer=1, **SMALL)
+    asked: list[str] = []
+
+    def texts() -> Iterator[str]:
+        for row in data.rows[:10]:
+            asked.append(row.text)
+            yield row.text
+
+    stream = detect_stream(vector, texts(), model, size=4)
+    first = next(stream)
+    assert len(asked) == 4
+    found = [first, *stream]
+    assert [d.to_dict() for d in found] == [
+        pytest.approx(d.to_dict(), abs=1e-5) for d in detect(vector, data.rows[:10], model)
+    ]
 
 
 @pytest.mark.parametrize(

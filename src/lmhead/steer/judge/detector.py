@@ -7,7 +7,7 @@ Three kinds of detector, by `card.detector["kind"]`:
 Nothing is generated from any of them, so they may be as strong as they like.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,20 @@ def detect(
     rows = [t if isinstance(t, Row) else Row(closed(t) if t.strip() else t) for t in texts]
     found = score_rows(vector, rows, load(model), progress=progress)
     return [Detection(r.text, float(s)) for r, s in zip(rows, found, strict=True)]
+
+
+def detect_stream(
+    vector: SteeringVector, texts: Iterable[str], model: Model, *, size: int = 64
+) -> Iterator[Detection]:
+    """Score texts as they come, `size` at a time; nothing is held back until all are read."""
+    waiting: list[str] = []
+    for text in texts:
+        waiting.append(text)
+        if len(waiting) == size:
+            yield from detect(vector, waiting, model)
+            waiting = []
+    if waiting:
+        yield from detect(vector, waiting, model)
 
 
 def score_rows(
