@@ -84,7 +84,7 @@ class Bench:
         return found
 
     def states(self, data: Data) -> States:
-        return read_states(self.model, data.rows, cache=self.work / "states")
+        return read_states(self.model, data.rows)
 
     def vector(self, name: str, data: Data, request: Request) -> SteeringVector:
         """Train a vector, or read the one that was trained under this name."""

@@ -45,6 +45,7 @@ TRAININGS = {
     "mean penalty": Constraints(mean=0.2),
     "KL at the output": Constraints(kl=0.1),
 }
+LABELS = 32
 PROMPT = "The best thing about a long walk in the mountains is"
 COLOURS = ("#c1272d", "#e28a1e", "#2a6f97", "#4a7c3a")
 
@@ -150,6 +151,7 @@ def trained(
         method="tsv",
         layer=layer,
         unlabelled=0,  # the second stage, on unlabelled rows, takes minutes and explodes no less
+        labels=LABELS,
         validation=0,  # so it is the last epoch: nothing is chosen
         seed=args.seed,
         settings=Settings(alpha=args.alpha, epochs=args.epochs),
@@ -160,7 +162,7 @@ def trained(
 
 def tested(model: Model, args: argparse.Namespace, vector: SteeringVector) -> float:
     """Return the AUROC on the test rows of the split that it was trained on."""
-    rows = Request(unlabelled=0, validation=0, seed=args.seed).split(builtin_data()).test
+    rows = Request(labels=LABELS, unlabelled=0, seed=args.seed).split(builtin_data()).test
     scores = detect(vector, [row.text for row in rows], model, progress=render.progress)
     return auroc(torch.tensor([s.score for s in scores]), torch.tensor([r.label for r in rows]))
 

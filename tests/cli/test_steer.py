@@ -1,5 +1,6 @@
 """`lmhead steer`: what is wrong with a call is said in one line, before a model is loaded."""
 
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,17 @@ def test_the_old_name_of_the_job_still_works(
     assert code == 2
     assert "--for is now called --job" in err
     assert "holds no pairs" in err
+
+
+def test_a_wrong_detection(
+    vectors: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = (vectors["detect"], "-m", NOWHERE)
+    code, err = call(capsys, "detect", *at, "a text", "--lines", "--json")
+    assert code == 2
+    assert "--lines and --json are both given" in err
+    for given, said in ((b"\n \n", "stdin holds no text"), (b"caf\xe9\n", "stdin is not UTF-8")):
+        monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(given)))
+        code, err = call(capsys, "detect", *at, "-")
+        assert code == 2
+        assert said in err

@@ -143,7 +143,7 @@ def screen(place: Place, _which: str) -> int:
 
 def train(place: Place, which: str) -> int:
     seed = {"old": 1, "new": 2}[which]
-    options = ["--layer", 0, "--labels", 12, "--validation", 4, "--seed", seed, "--force"]
+    options = ["--layer", 0, "--labels", 16, "--seed", seed, "--force"]
     data, out = place.inputs / "data.jsonl", place.out / "v.safetensors"
     return lmhead("steer", "train", data, "-m", place.inputs / "model", "-o", out, *options)
 

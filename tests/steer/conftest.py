@@ -56,6 +56,12 @@ def build(family: str) -> Model:
     return Model(f"tiny-{family}", Path(), TorchBody(net), LMHead.from_model(net), fast)
 
 
+@pytest.fixture(autouse=True)
+def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep no states of random models in the user's cache."""
+    monkeypatch.setenv("LMHEAD_STATES", "0")
+
+
 @pytest.fixture(scope="session")
 def tiny() -> Callable[[str], Model]:
     """Return a function that builds a tiny random model of a family, once."""

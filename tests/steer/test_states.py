@@ -52,14 +52,16 @@ def test_a_prompt_is_not_scored(tiny: Tiny) -> None:
     assert float(found[1]) == pytest.approx(float(each.mean()), abs=1e-4)
 
 
-def test_kept_states_are_read_and_belong_to_their_texts(tiny: Tiny, tmp_path: Path) -> None:
+def test_states_are_kept_by_default(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMHEAD_CACHE", str(tmp_path))
+    monkeypatch.delenv("LMHEAD_STATES")
     model = tiny("llama")
-    first = read_states(model, TEXTS, cache=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 1
-    again = read_states(model, TEXTS, cache=tmp_path)
-    assert torch.equal(first.last, again.last)
-    read_states(model, TEXTS[:2], cache=tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
+    first = read_states(model, TEXTS)
+    assert len(list((tmp_path / "states").iterdir())) == 1
+    again = read_states(model, TEXTS[:2])
+    assert torch.equal(first.last[:2], again.last)
     assert isinstance(first[:2], States)
     assert len(first[:2]) == 2
 

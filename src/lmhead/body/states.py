@@ -7,22 +7,22 @@ padded on the right; attention looks back only, so the padding changes nothing.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor
 
 from lmhead.body.adding import check_layer
 from lmhead.body.base import HEAD
 from lmhead.body.blocks import Blocks
+from lmhead.body.kept import Kept, key_of, limit
+from lmhead.body.likelihood import FIGURES, MEAN, figures
 from lmhead.body.tap import tapped
 from lmhead.errors import UnsupportedModel
-from lmhead.files.whole import written_whole
 from lmhead.head import LMHead
 from lmhead.progress import Progress, silent
 
 BATCH = 32  # texts that run together; they are of about the same length
+_KEPT_AT_ONCE = 512  # texts; a reading that is killed goes on from there
 
 # The ids of a text, and how many of them are its prompt: at least 1, for token 0 is never predicted
 Encoded = tuple[list[int], int]
@@ -33,17 +33,22 @@ class States:
     """The states of N texts at their last token, and how likely the model finds the texts."""
 
     last: Tensor  # [N, L + 1, d]: after every block, and at the end what enters the head
-    logprob: Tensor  # [N]: mean log-probability of a token, given those before it
+    likelihood: Tensor  # [N, F]: the figures that `lmhead.body.likelihood` names
 
     def __len__(self) -> int:
         return len(self.last)
+
+    @property
+    def logprob(self) -> Tensor:
+        """The mean log-probability of a token, given those before it, `[N]`."""
+        return self.likelihood[:, MEAN]
 
     def at(self, layer: int | str) -> Tensor:
         """Return the states of one layer, `[N, d]`."""
         return self.last[:, -1 if layer == HEAD else int(layer)]
 
     def __getitem__(self, rows: "slice | Tensor") -> "States":
-        return States(self.last[rows], self.logprob[rows])
+        return States(self.last[rows], self.likelihood[rows])
 
 
 @dataclass(frozen=True)
@@ -88,51 +93,56 @@ def states_of(
     head: LMHead,
     encoded: Sequence[Encoded],
     *,
-    cache: Path | None = None,
+    keep: bool = False,
     progress: Progress = silent,
 ) -> States:
-    """Run the body once over all texts, and keep the last token's state of every layer.
+    """Return the last token's state of every layer, and the figures of each text.
 
-    `cache` is a folder where the result is kept for the same body, head and texts.
+    The body runs once over every text. With `keep` that is once for all time: what the cache knows
+    of the same body, head and text is read, and the rest is kept there.
     """
-    kept = None if cache is None else cache / f"{_digest(blocks, head, encoded)}.safetensors"
-    if kept is not None and kept.is_file():
-        tensors = load_file(kept)
-        return States(tensors["last"], tensors["logprob"])
     d = head.hidden_size
     if (width := int(blocks.body.config.hidden_size)) != d:
         raise UnsupportedModel(
             f"the blocks of this model have width {width} and its head {d}; expected one width"
         )
+    keep = keep and limit() > 0
     last = torch.zeros(len(encoded), len(blocks) + 1, d)
-    logprob = torch.zeros(len(encoded))
-    with progress("reading texts", total=len(encoded)) as advance:
-        for batch in batches(encoded):
-            found = blocks.states(batch.ids)
-            for layer, x in enumerate(found):
-                last[batch.rows, layer] = batch.at_last(x).float().to(last.device)
-            logprob[batch.rows] = _mean_logprob(head, batch, found[-1])
-            advance(len(batch.rows))
-    if kept is not None:
-        with written_whole(kept, force=True) as staging:
-            staging.write_bytes(save({"last": last, "logprob": logprob}))
-    return States(last, logprob)
+    likelihood = torch.zeros(len(encoded), len(FIGURES))
+    keys = [key_of(*text) for text in encoded]
+    new = list(range(len(encoded)))
+    if keep:
+        kept = Kept(_digest(blocks, head), (len(blocks) + 1, d), len(FIGURES))
+        known = kept.find(keys)
+        for i, (states, figured) in known.items():
+            last[i], likelihood[i] = states, figured
+        new = [i for i in new if i not in known]
+    places = dict(zip((keys[i] for i in reversed(new)), reversed(new), strict=True))
+    first = sorted(places.values())  # of equal texts, one
+    done: list[int] = []
+    left = len(first)
+    if first:
+        with progress("reading texts", total=len(first)) as advance:
+            for batch in batches([encoded[i] for i in first]):
+                rows = torch.tensor(first)[batch.rows]
+                found = blocks.states(batch.ids)
+                for layer, x in enumerate(found):
+                    last[rows, layer] = batch.at_last(x).float().to(last.device)
+                likelihood[rows] = figures(head, found[-1], batch.ids, batch.scored)
+                advance(len(rows))
+                done += rows.tolist()
+                if keep and (len(done) >= _KEPT_AT_ONCE or len(done) == left):
+                    kept.add([keys[i] for i in done], last[done], likelihood[done])
+                    left, done = left - len(done), []
+        others = [i for i in new if places[keys[i]] != i]
+        same = [places[keys[i]] for i in others]
+        last[others], likelihood[others] = last[same], likelihood[same]
+    return States(last, likelihood)
 
 
-def _digest(blocks: Blocks, head: LMHead, encoded: Sequence[Encoded]) -> str:
-    about = f"{blocks.body.sha256} {head.sha256} {encoded}"
+def _digest(blocks: Blocks, head: LMHead) -> str:
+    about = f"{blocks.body.sha256} {head.sha256} {head.vocab_size}"
     return hashlib.sha256(about.encode()).hexdigest()[:32]
-
-
-def _mean_logprob(head: LMHead, batch: Batch, h: Tensor) -> Tensor:
-    """Return the mean log-probability of the scored tokens of each text, `[B]`, from h."""
-    scored = batch.scored[:, 1:]
-    losses = torch.zeros(scored.shape)
-    if scored.any():
-        targets = batch.ids[:, 1:][scored].to(h.device)
-        found = head.loss(h[:, :-1][scored], targets, reduction="none")
-        losses[scored] = found.float().to(losses.device)
-    return -losses.sum(1) / scored.sum(1).clamp(min=1)
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """`lmhead cache`: what is kept on this machine, whether it is sound, and how to remove it."""
 
-import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,8 +17,6 @@ app = typer.Typer(
     "(~/.cache/lmhead where it is not set).",
 )
 
-_UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
-
 
 @app.callback(invoke_without_command=True)
 def _cache(context: typer.Context) -> None:
@@ -35,7 +32,7 @@ def _names(incomplete: str) -> list[str]:
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """List what is kept: models, converted GGUF files, int8 copies of heads, interrupted trims."""
+    """List what is kept: models, converted GGUF files, int8 copies of heads, states of texts."""
     from rich.text import Text
 
     from lmhead.cli import render
@@ -90,8 +87,11 @@ def verify(
 
 def _verdict(row: dict[str, Any]) -> str:
     if row["wrong"] is None:
-        checked_then = "checked against its head when it is used"
-        return checked_then if row["kind"] == "screens" else "made by another version of lmhead"
+        checked_then = {
+            "screens": "checked against its head when it is used",
+            "states": "every text is checked when it is used",
+        }
+        return checked_then.get(row["kind"], "made by another version of lmhead")
     if not row["wrong"]:
         return "sound"
     again = f"`lmhead pull {row['name']} --verify`"
@@ -125,16 +125,9 @@ def limit(
     json: Json = False,
 ) -> None:
     """Remove what was not used for longest, until the rest takes at most SIZE."""
-    from lmhead.files.contents import keep_below
+    from lmhead.files.contents import keep_below, size_of
 
-    _tell_removed(keep_below(_bytes(size)), json)
-
-
-def _bytes(size: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B|)", size.strip().upper())
-    if not found:
-        raise BadInput(f"SIZE is {size!r}; expected a number and a unit, such as 5GB or 800MB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    _tell_removed(keep_below(size_of(size, "SIZE")), json)
 
 
 def _chosen(names: "list[str] | None") -> "list[Entry]":

@@ -1,11 +1,16 @@
 """`lmhead detect`: how likely a detector finds each text true."""
 
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lmhead.cli.options import Device, Dtype, Json, Model, read_prompt
+from lmhead.cli.options import Device, Dtype, Json, Model
+from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
 
 
@@ -17,21 +22,35 @@ def detect(
     model: Model = DEFAULT_MODEL,
     device: Device = None,
     dtype: Dtype = None,
+    lines: Annotated[
+        bool,
+        typer.Option("--lines", help="Print a JSON object for each text, while others are read."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Score texts with a detector: 1 is true, 0 is false, by what it has learned to tell."""
-    given = [line for text in texts for line in (_lines() if text == "-" else [text])]
+    if lines and json:
+        raise BadInput("--lines and --json are both given; expected one form of output")
+    given: Iterable[str] = chain.from_iterable(_lines() if t == "-" else [t] for t in texts)
     from lmhead.cli import render
     from lmhead.loading import load
     from lmhead.steer import SteeringVector
     from lmhead.steer.judge.detector import detect as run
-    from lmhead.steer.judge.detector import require_detector
+    from lmhead.steer.judge.detector import detect_stream, require_detector
 
     loaded_vector = SteeringVector.load(vector)
     require_detector(loaded_vector)
+    if lines:
+        loaded = load(model, device=device, dtype=dtype, progress=render.progress)
+        for d in detect_stream(loaded_vector, given, loaded):
+            typer.echo(dumps(d.to_dict(), ensure_ascii=False))
+            sys.stdout.flush()
+        return
+    if not (rows := list(given)):
+        raise BadInput("stdin holds no text to score; expected one per line")
     found = run(
         loaded_vector,
-        given,
+        rows,
         load(model, device=device, dtype=dtype, progress=render.progress),
         progress=render.progress,
     )
@@ -46,5 +65,11 @@ def detect(
     render.out().print(table)
 
 
-def _lines() -> list[str]:
-    return [line for line in read_prompt("-").splitlines() if line.strip()]
+def _lines() -> Iterator[str]:
+    """Read stdin line by line; an empty line is no text."""
+    try:
+        for line in sys.stdin.buffer:
+            if text := line.decode("utf-8").strip():
+                yield text
+    except UnicodeDecodeError as error:
+        raise BadInput(f"stdin is not UTF-8 (byte {error.start}); convert it first") from error

@@ -83,7 +83,7 @@ def generate(
     alpha: Alpha = None,
     budget: Budget = None,
     kl_cap: KlCap = None,
-    fit: Fit = False,
+    fit: Fit = None,
     body: Body = "auto",
     device: Device = None,
     dtype: Dtype = None,

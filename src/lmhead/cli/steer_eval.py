@@ -31,15 +31,21 @@ def eval_(
     alpha: Alpha = None,
     budget: Budget = None,
     kl_cap: KlCap = None,
-    fit: Fit = False,
+    fit: Fit = None,
+    controls: Annotated[
+        bool,
+        typer.Option(
+            "--controls/--no-controls",
+            help="For a steering vector: train it on shuffled labels, too, and draw another.",
+        ),
+    ] = True,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
     """Evaluate a vector on held-out rows, beside simpler ways and beside what else it does.
 
-    With --budget or --kl-cap the guard holds a steering vector back, as while generating; --fit
-    lowers alpha to the budget first.
+    With --budget or --kl-cap a steering vector is lowered and held back, as while generating.
     """
     from lmhead.cli import render
     from lmhead.loading import load
@@ -48,6 +54,8 @@ def eval_(
     from lmhead.steer.learn.reading import read_data
 
     loaded_vector, rows = SteeringVector.load(vector), read_data(data)
+    limited = budget is not None or kl_cap is not None
+    fit = (limited and loaded_vector.card.job == "steer") if fit is None else fit
     check_evaluation(loaded_vector, rows, alpha=alpha, kl_cap=kl_cap, budget=budget, fit=fit)
     loaded = load(model, device=device, dtype=dtype, progress=render.progress)
     result = evaluate(
@@ -61,6 +69,7 @@ def eval_(
         kl_cap=kl_cap,
         budget=budget,
         fit=fit,
+        controls=controls,
         progress=render.progress,
     )
     if json:
@@ -79,17 +88,31 @@ def _show_detected(result: "Detected", method: str) -> None:
     from lmhead.cli import render
 
     title = f"{result.data}, {result.rows:,} test rows, seed {result.seed}"
-    table = render.table("detector", "labels", "layer", "AUROC", "95 %", title=title)
-    table.add_row(f"[bold]this vector ({method})[/bold]", "", "", *_interval(result.auroc))
+    columns = ("detector", "labels", "layer", "AUROC", "95 %", "this one has more by")
+    table = render.table(*columns, title=title)
+    own = _interval(result.auroc)
+    table.add_row(f"[bold]this vector ({method})[/bold]", f"{result.labels:,}", "", *own, "")
     table.add_section()
-    for b in result.baselines:
+    controls = () if result.control is None else (result.control,)
+    for b in (*result.baselines, *controls):
         layer = "" if b.layer is None else str(b.layer)
-        table.add_row(b.name, f"{b.labels:,}", layer, *_interval(b.auroc))
+        gain = f"{b.gain.value:+.3f} ({b.gain.low:+.3f} to {b.gain.high:+.3f})"
+        table.add_row(b.name, f"{b.labels:,}", layer, *_interval(b.auroc), gain)
     render.out().print(table)
+    told = result.calibration
+    facts = render.Facts(f"Probability: Brier {told.brier:.3f}, off by {told.error:.3f} on average")
+    for b in told.bins:
+        facts(f"said {b.said:.2f}", f"{render.percent(b.true)} true of {b.rows:,}")
+    facts.print()
+    if result.group is None and result.offered:
+        render.out().print(
+            f"Values of {', '.join(result.offered)} repeat: name a column `group` to keep rows "
+            "that share one together."
+        )
     if result.surface_solves:
         render.out().print(
-            "[yellow]The form of the texts alone tells the classes apart here: no detector shows "
-            "on these data that it knows more.[/yellow]"
+            "[yellow]The form of the texts alone does as well here: these data do not show that "
+            "any detector knows more.[/yellow]"
         )
 
 
@@ -101,6 +124,10 @@ def _show_steered(result: "Steered") -> None:
     value, interval = _interval(result.gain)
     facts("alpha", f"{result.alpha:.4g}")
     facts("log-odds of true endings", f"{value} more than {result.log_odds:.3f} (95 %: {interval})")
+    for c in result.controls:
+        low, high = c.more.low, c.more.high
+        told = f"{c.gain.value:+.3f}; the vector has {c.more.value:+.3f} more"
+        facts(f"control: {c.name}", f"{told} (95 %: {low:+.3f} to {high:+.3f})")
     facts("true ending likelier", " -> ".join(render.percent(share) for share in result.right))
     facts("neutral text: range of delta", f"max {found.max_range:.3f} logits")
     facts("neutral text: KL", f"max {found.max_kl:.3f}, median {found.median_kl:.4f} nat")
@@ -108,3 +135,8 @@ def _show_steered(result: "Steered") -> None:
     facts("perplexity", " -> ".join(f"{p:.2f}" for p in found.perplexity))
     facts("distinct-2", " -> ".join(f"{p:.3f}" for p in found.distinct_2))
     facts.print()
+    if result.moves_truth is False:
+        render.out().print(
+            "[yellow]Nothing shows that this vector moves truth: vectors that know nothing of it "
+            "do as much, or its own gain may be none.[/yellow]"
+        )

@@ -38,14 +38,16 @@ OldFor = Annotated[Job | None, typer.Option("--for", hidden=True)]
 Layer = Annotated[
     str, typer.Option("--layer", help="A block's index from 0, head, or auto.", metavar="LAYER")
 ]
-Labels = Annotated[int, typer.Option("--labels", help="How many labelled rows to train on.")]
+Labels = Annotated[int, typer.Option("--labels", help="How many labels are used in all.")]
 Unlabelled = Annotated[
     int, typer.Option("--unlabelled", min=0, help="How many rows at most, whose labels are hidden.")
 ]
 Validation = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--validation", min=0, help="How many labelled rows to choose by; 0 chooses by folds."
+        "--validation",
+        min=0,
+        help="For tsv: how many of the labels choose layer and epoch; all but 32, if not given.",
     ),
 ]
 TestShare = Annotated[
@@ -81,9 +83,9 @@ def train(
         ),
     ] = "auto",
     layer: Layer = "auto",
-    labels: Labels = 32,
+    labels: Labels = 132,
     unlabelled: Unlabelled = 500,
-    validation: Validation = 100,
+    validation: Validation = None,
     test: TestShare = 0.25,
     seed: Seed = 0,
     alpha: Annotated[
@@ -132,7 +134,7 @@ def train(
     json: Json = False,
     old_for: OldFor = None,
 ) -> None:
-    """Train a vector, choosing on validation rows only, and write it with its card.
+    """Train a vector, choosing by labels but never by test rows, and write it with its card.
 
     A `tsv` training that was killed goes on where it was, when called again in the same way.
     """
@@ -228,6 +230,8 @@ def _show(vector: "SteeringVector", out: Path) -> None:
         facts("range", f"{card.certificate['range']:.4g} logits in every context")
     if (found := card.metrics.get("validation_auroc")) is not None:
         facts("AUROC", f"{found:.3f} on what it was chosen by ({card.metrics['chosen_on']})")
+    if (alone := card.metrics.get("alone")) is not None:
+        facts("of which", ", ".join(f"{name} {a:.3f}" for name, a in alone.items()))
     if (gain := card.metrics.get("training_log_odds_gain")) is not None:
         facts("log-odds", f"{gain:+.3f} on the training pairs")
     facts("data", f"{card.data['source']}, seed {card.seed}: {_counts(card.data['split'])}")
@@ -236,4 +240,6 @@ def _show(vector: "SteeringVector", out: Path) -> None:
 
 
 def _counts(split: dict[str, int]) -> str:
-    return ", ".join(f"{n:,} {name}" for name, n in split.items() if name != "seed")
+    hidden = ("seed", "labelled") if "labels" in split else ("seed",)
+    told = ((name, n) for name, n in split.items() if name not in hidden and n)
+    return ", ".join(f"{n:,} {name}" for name, n in told)

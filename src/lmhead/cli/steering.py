@@ -43,10 +43,11 @@ KlCap = Annotated[
     ),
 ]
 Fit = Annotated[
-    bool,
+    bool | None,
     typer.Option(
-        "--fit",
-        help="Lower alpha first until plain sentences keep the budget.",
+        "--fit/--no-fit",
+        help="Lower alpha first until plain sentences keep the limits; the default with a limit, "
+        "where the blocks run in torch.",
         rich_help_panel="Steering",
     ),
 ]
@@ -78,7 +79,7 @@ class Steering:
     alpha: float | None
     budget: float | None
     kl_cap: float | None
-    fit: bool
+    fit: bool | None  # None: where there is a limit to fit to, and a body that can be measured
 
     @classmethod
     def of(
@@ -87,18 +88,18 @@ class Steering:
         alpha: float | None,
         budget: float | None,
         kl_cap: float | None,
-        fit: bool,
+        fit: bool | None,
     ) -> "Steering | None":
         """Read the vectors, and refuse wrong values before a model is loaded."""
         if not files:
             for name, value in (("alpha", alpha), ("budget", budget), ("kl-cap", kl_cap)):
                 if value is not None:
                     raise BadInput(f"--{name} is given without a vector; add --steer VECTOR")
-            if fit:
+            if fit is not None:
                 raise BadInput("--fit is given without a vector; add --steer VECTOR")
             return None
-        if fit and budget is None:
-            raise BadInput("--fit is given without a budget to fit to; add --budget B")
+        if fit and budget is None and kl_cap is None:
+            raise BadInput("--fit is given without a limit to fit to; add --budget B or --kl-cap K")
         from lmhead.steer import load_vectors
         from lmhead.steer.bound.certificate import check_budget
         from lmhead.steer.bound.steering import with_alpha
@@ -110,20 +111,30 @@ class Steering:
         return cls(with_alpha(vectors, alpha), alpha, budget, kl_cap, fit)
 
     def fitted(self, loaded: "Loaded") -> "Steering":
-        """Lower the vectors to the budget, at the head or if asked for, and say by how much."""
+        """Lower the vectors to the limits, unless told not to, and say by how much.
+
+        What is certified at the head is lowered to its budget in any case.
+        """
+        from lmhead.body import TorchBody
         from lmhead.steer import HEAD, fitted
 
         at_head = all(v.layer == HEAD for v in self.vectors)
-        if self.budget is None or not (self.fit or at_head):
+        certain = at_head and self.budget is not None and self.kl_cap is None
+        able = self.fit is None and isinstance(loaded.body, TorchBody)
+        limited = self.budget is not None or self.kl_cap is not None
+        if not limited or not (self.fit or able or certain):
             return self
         from lmhead.cli import render
 
-        vectors = fitted(loaded, self.vectors, self.budget, progress=render.progress)
+        vectors = fitted(loaded, self.vectors, self.budget, self.kl_cap, progress=render.progress)
         share = vectors[0].alpha / self.vectors[0].alpha
         if self.fit or share < 1:
-            where = "whatever the text" if at_head else "on plain texts"
-            render.note(f"fitted: {share:.3g} of alpha keeps the budget {self.budget:g}, {where}")
-        return replace(self, vectors=vectors, alpha=None)
+            where = "whatever the text" if certain else "on plain texts; --no-fit leaves it"
+            limits = [f"the budget {self.budget:g}"] if self.budget is not None else []
+            limits += [f"a KL of {self.kl_cap:g}"] if self.kl_cap is not None else []
+            kept = " and ".join(limits)
+            render.note(f"fitted: {share:.3g} of alpha keeps {kept}, {where}")
+        return replace(self, vectors=vectors, alpha=None, fit=self.fit or not certain)
 
     def apply(self, loaded: "Loaded", head: "Head") -> "tuple[Loaded, Head, GuardLog | None]":
         """Return the steered model, the head to use with it, and the guard's log if there is one.
@@ -154,7 +165,7 @@ class Steering:
             "alpha": [v.alpha for v in self.vectors],
             "budget": self.budget,
             "kl_cap": self.kl_cap,
-            "fit": self.fit,
+            "fit": bool(self.fit),
             "guard": log and log.to_dict(),
         }
 

@@ -1,10 +1,11 @@
 """What the cache holds, how much of the disk it takes, and how to give that back."""
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmhead.errors import LMHeadError
+from lmhead.errors import BadInput, LMHeadError
 from lmhead.files.cache import cache_root
 from lmhead.files.stamp import STAMP
 from lmhead.files.whole import staging_for, sweep
@@ -17,7 +18,19 @@ KINDS = {
     "bodies": "blocks of a GGUF file",
     "screens": "int8 copy of a head",
     "listening": "what a model said, for a trim",
+    "states": "states of texts, for steer and detect",
 }
+
+
+_UNITS = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+
+def size_of(text: str, name: str) -> int:
+    """Return bytes from `5GB`, `800MB` or a plain number; `name` is what the text was given as."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B|)", text.strip().upper())
+    if not found:
+        raise BadInput(f"{name} is {text!r}; expected a number and a unit, such as 5GB or 800MB")
+    return int(float(found[1]) * _UNITS[found[2]])
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Rows of data as states of a model: what it thinks at the last token of each, at every layer."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from lmhead.body.blocks import Blocks
 from lmhead.body.states import Encoded, States, states_of
@@ -32,12 +31,12 @@ def read_states(
     model: Model,
     rows: Sequence[Row | str],
     *,
-    cache: Path | None = None,
+    keep: bool = True,
     progress: Progress = silent,
 ) -> States:
-    """Run the model once over all texts, and keep the last token's state of every layer.
+    """Run the model over all texts that the cache does not know, and keep what it thought.
 
-    `cache` is a folder where the result is kept for the same texts, body and head.
+    `keep=False` neither asks the cache nor adds to it.
     """
     encoded = encode(model, rows)
-    return states_of(Blocks(model.body), token_head(model), encoded, cache=cache, progress=progress)
+    return states_of(Blocks(model.body), token_head(model), encoded, keep=keep, progress=progress)

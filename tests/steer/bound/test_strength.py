@@ -60,6 +60,20 @@ def test_at_the_head_it_is_certified(tiny: Tiny) -> None:
     assert certify(model.head, lowered).range <= 2.0
 
 
+@pytest.mark.parametrize("layer", [1, HEAD])
+def test_lowered_to_a_kl_cap_and_to_a_plain_range(tiny: Tiny, layer: int | str) -> None:
+    model = tiny("llama")
+    (lowered,) = fitted(model, vector(layer, 50.0), kl_cap=0.05)
+    seen = audit(model, lowered, SHORT, max_tokens=1)
+    assert 0.02 < seen.max_kl <= 0.05
+    (ranged,) = fitted(model, vector(layer, 50.0), kl_cap=1e6)
+    assert 0.8 * strength.PLAIN_RANGE < measured(model, [ranged]) <= strength.PLAIN_RANGE * 1.001
+    with pytest.raises(BadInput, match="neither a budget nor a KL cap"):
+        fitted(model, vector(layer, 1.0))
+    with pytest.raises(BadInput, match="the KL cap"):
+        fitted(model, vector(layer, 1.0), kl_cap=-1.0)
+
+
 def test_a_budget_that_is_none(tiny: Tiny) -> None:
     with pytest.raises(BadInput, match="budget"):
         fitted(tiny("llama"), vector(0, 1.0), 0.0)

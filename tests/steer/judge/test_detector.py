@@ -1,7 +1,7 @@
 """Scores of new text are those of training, from the file alone."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import torch
 from lmhead.errors import BadInput
 from lmhead.loading import Model
 from lmhead.steer import SteeringVector
-from lmhead.steer.judge.detector import detect, score_rows
+from lmhead.steer.judge.detector import detect, detect_stream, score_rows
+from lmhead.steer.judge.evaluation import evaluate
 from lmhead.steer.learn.builtin import builtin_data
 from lmhead.steer.learn.data import Data
 from lmhead.steer.learn.request import Request
@@ -22,7 +23,7 @@ from lmhead.steer.metrics import auroc
 from lmhead.steer.states import read_states
 
 Tiny = Callable[[str], Model]
-SMALL: dict[str, Any] = {"labels": 8, "unlabelled": 12, "validation": 10}
+SMALL: dict[str, Any] = {"labels": 18, "unlabelled": 12}
 
 
 @pytest.fixture
@@ -36,14 +37,16 @@ def test_a_saved_detector_scores_as_it_was_chosen(
     tiny: Tiny, data: Data, method: str, tmp_path: Path
 ) -> None:
     model = tiny("llama")
-    request = Request(method=method, layer=1, settings=Settings(epochs=2), **SMALL)
+    choosing = {"validation": 10} if method == "tsv" else {}
+    request = Request(method=method, layer=1, settings=Settings(epochs=2), **SMALL, **choosing)
     vector = train(data, model, request)
     again = SteeringVector.load(vector.save(tmp_path / "v.safetensors"))
-    rows = request.split(data).validation
+    parts = request.split(data)
+    rows = parts.validation or parts.labelled
     scores = score_rows(again, rows, model)
     assert torch.equal(scores, score_rows(vector, rows, model))
     assert ((scores >= 0) & (scores <= 1)).all()
-    if method != "auto":  # whose own figure is of standardised parts
+    if method == "tsv":  # the others' own figure is of rows left out of the fit
         found = vector.card.metrics["validation_auroc"]
         assert auroc(scores, labels_of(rows)) == pytest.approx(found, abs=0.05)
 
@@ -61,6 +64,52 @@ def test_text_is_closed_as_in_training(tiny: Tiny, data: Data) -> None:
     vector = train(data, model, method="probe", layer=1, **SMALL)
     open_, closed = detect(vector, ["It is so", "It is so."], model)
     assert open_.to_dict() == closed.to_dict()
+
+
+def test_train_eval_and_detect_read_every_text_once(
+    tiny: Tiny, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMHEAD_CACHE", str(tmp_path))
+    monkeypatch.delenv("LMHEAD_STATES")
+    model = tiny("llama")
+    read: list[int] = []
+
+    def count(_block: object, args: tuple[torch.Tensor], _result: object) -> None:
+        if args[0].shape[1] > 2:  # not the two tokens that `Blocks` tries
+            read.append(len(args[0]))
+
+    hook = model.body.model.model.layers[0].register_forward_hook(count)
+    try:
+        vector = train(data, model, method="auto", **SMALL)
+        evaluate(vector, data, model)
+        found = detect(vector, list(data.rows), model)
+    finally:
+        hook.remove()
+    assert sum(read) == len({row.text for row in data.rows})
+    assert [d.text for d in found] == [row.text for row in data.rows]
+    monkeypatch.setenv("LMHEAD_STATES", "0")
+    fresh = detect(vector, list(data.rows), model)
+    for kept, again in zip(found, fresh, strict=True):
+        assert kept.score == pytest.approx(again.score, abs=1e-4)
+
+
+def test_scores_come_while_texts_are_read(tiny: Tiny, data: Data) -> None:
+    model = tiny("llama")
+    vector = train(data, model, method="probe", layer=1, **SMALL)
+    asked: list[str] = []
+
+    def texts() -> Iterator[str]:
+        for row in data.rows[:10]:
+            asked.append(row.text)
+            yield row.text
+
+    stream = detect_stream(vector, texts(), model, size=4)
+    first = next(stream)
+    assert len(asked) == 4
+    found = [first, *stream]
+    assert [d.to_dict() for d in found] == [
+        pytest.approx(d.to_dict(), abs=1e-5) for d in detect(vector, data.rows[:10], model)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -92,9 +141,9 @@ def test_the_command_tells_true_from_false(
     from lmhead.loading import load
 
     model = load(smollm2)
-    vector = train(builtin_data(), model, method="auto", validation=60, unlabelled=0)
+    vector = train(builtin_data(), model, method="auto", labels=92, unlabelled=0)
     path = vector.save(tmp_path / "v.safetensors")
-    parts = Request(method="auto", validation=60, unlabelled=0).split(builtin_data())
+    parts = Request(method="auto", labels=92, unlabelled=0).split(builtin_data())
     texts = [row.text for row in parts.test[:40]]
     command(path, texts, model=str(smollm2), json=True)
     found = json.loads(capsys.readouterr().out)["results"]

@@ -1,6 +1,7 @@
 """Figures beside their baselines, on rows that the vector has not seen."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from lmhead.errors import BadInput
 from lmhead.loading import Model, load
 from lmhead.steer.bound import auditing, strength
+from lmhead.steer.judge import controls
 from lmhead.steer.judge.baselines import surface
 from lmhead.steer.judge.evaluation import Detected, Steered, evaluate
 from lmhead.steer.learn import gradient
@@ -19,10 +21,16 @@ from lmhead.steer.learn.pairs import PairRuns
 from lmhead.steer.learn.request import Request
 from lmhead.steer.learn.training import train
 from lmhead.steer.measure import token_head
-from lmhead.steer.metrics import auroc_interval, mean_interval
+from lmhead.steer.metrics import (
+    auroc,
+    auroc_gain,
+    auroc_interval,
+    calibration,
+    mean_interval,
+)
 
 Tiny = Callable[[str], Model]
-SMALL: dict[str, Any] = {"labels": 8, "unlabelled": 12, "validation": 10}
+SMALL: dict[str, Any] = {"labels": 18, "unlabelled": 12}
 
 
 @pytest.fixture
@@ -39,12 +47,21 @@ def test_a_detector_stands_beside_its_baselines(tiny: Tiny, data: Data) -> None:
     assert found.seed == 2
     assert found.rows == len(Request(seed=2, **SMALL).split(data).test)
     assert [b.name for b in found.baselines] == [
-        "perplexity", "surface", "mean-diff", "probe", "probe, all labels",
+        "last tokens", "perplexity", "likelihood", "surface", "mean-diff", "probe",
+        "probe, all labels",
     ]  # fmt: skip
+    by_name = {b.name: b for b in found.baselines}
     # The probe baseline is the same training on the same split.
-    assert found.baselines[3].auroc == found.auroc
-    assert found.baselines[3].labels == 8
-    assert found.baselines[4].labels > 20
+    assert by_name["probe"].auroc == found.auroc
+    assert by_name["probe"].gain.to_dict() == {"value": 0.0, "low": 0.0, "high": 0.0}
+    assert found.labels == by_name["probe"].labels == 18
+    assert by_name["probe, all labels"].labels > 20
+    assert by_name["last tokens"].labels == 0
+    for b in found.baselines:
+        assert b.gain.value == pytest.approx(found.auroc.value - b.auroc.value)
+    assert found.control is not None
+    assert 0 <= found.calibration.brier <= 1
+    assert sum(b.rows for b in found.calibration.bins) == found.rows
     assert set(found.to_dict()) >= {"auroc", "baselines", "surface_solves"}
 
 
@@ -84,6 +101,31 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert chance.low < 0.5 < chance.high
 
 
+def test_a_gain_is_paired_and_surer_than_two_intervals() -> None:
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(200) % 2
+    shared = torch.randn(200, generator=g)
+    worse = y + 1.5 * shared
+    better = y + 1.4 * shared  # the same noise, a little less of it
+    gain = auroc_gain(better, worse, y)
+    assert gain.value == pytest.approx(auroc(better, y) - auroc(worse, y))
+    assert gain.low > 0
+    assert auroc_interval(worse, y).high > auroc_interval(better, y).low
+    assert auroc_gain(worse, better, y).high < 0
+
+
+def test_a_probability_that_means_what_it_says() -> None:
+    g = torch.Generator().manual_seed(0)
+    p = torch.rand(4000, generator=g)
+    y = (torch.rand(4000, generator=g) < p).long()
+    honest, sure = calibration(p, y), calibration((p > 0.5).float(), y)
+    assert honest.error < 0.03
+    assert honest.brier == pytest.approx(float((p - y).square().mean()), abs=1e-6)
+    assert sure.error > 0.2 > honest.brier
+    assert [b.rows for b in sure.bins] == [int((p <= 0.5).sum()), int((p > 0.5).sum())]
+    assert calibration(torch.ones(4), torch.tensor([1, 1, 1, 0])).bins[0].true == 0.75
+
+
 def test_a_steering_vector_is_evaluated_on_held_out_pairs(
     tiny: Tiny, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +145,33 @@ def test_a_steering_vector_is_evaluated_on_held_out_pairs(
     assert set(found.to_dict()) >= {"gain", "right", "neutral", "log_odds"}
     with pytest.raises(BadInput, match="was trained on"):
         evaluate(vector, data, model, seed=5)
+
+
+def test_controls_know_nothing_of_truth(
+    tiny: Tiny, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (gradient, auditing, controls):
+        monkeypatch.setattr(module, "NEUTRAL", ("a plain text.", "and another one, as plain."))
+    model = tiny("llama")
+    vector = train(data, model, job="steer", method="mean-diff", layer=1)
+    found = evaluate(vector, data, model, controls=True)
+    assert isinstance(found, Steered)
+    assert [c.name for c in found.controls] == ["shuffled labels", "orthogonal"]
+    for c in found.controls:
+        assert c.more.value == pytest.approx(found.gain.value - c.gain.value, abs=1e-5)
+    sure = found.gain.low > 0 and all(c.more.low > 0 for c in found.controls)
+    assert found.moves_truth is sure
+    assert evaluate(vector, data, model).to_dict()["moves_truth"] is None
+
+    made = controls.control_vectors(vector, data, model, seed=0, test=0.25)
+    assert float(made["orthogonal"].direction @ vector.direction) == pytest.approx(0, abs=1e-5)
+    assert made["shuffled labels"].card.budget == vector.card.budget
+    shuffled = controls.swapped(data, 0)
+    turned = [p.true != q.true for p, q in zip(data.pairs, shuffled.pairs, strict=True)]
+    assert sum(turned) == len(turned) // 2
+    of_a_file = replace(vector, card=replace(vector.card, method=None))
+    only = controls.control_vectors(of_a_file, data, model, seed=0, test=0.25)
+    assert list(only) == ["orthogonal"]
 
 
 def test_what_the_guard_lets_through_is_evaluated(

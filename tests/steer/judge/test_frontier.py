@@ -35,7 +35,7 @@ def short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_detectors_frontier(tiny: Tiny, data: Data) -> None:
-    request = Request(method="tsv", layer=1, labels=8, unlabelled=0, validation=12, settings=FAST)
+    request = Request(method="tsv", layer=1, labels=20, unlabelled=0, validation=12, settings=FAST)
     settings = [("none", Constraints()), ("budget 0.5", Constraints(budget=0.5))]
     found = find_frontier(data, tiny("llama"), request, settings=settings, seeds=(0, 1))
     assert [(p.name, p.seed) for p in found.points] == [

@@ -46,6 +46,31 @@ def test_a_column_can_say_what_belongs_together(tmp_path: Path) -> None:
     assert alone.rows[0].group == "x."
 
 
+def rows_with(tmp_path: Path, columns: str, line: str, shared: bool) -> Data:
+    lines = [
+        f"City {i} is in {c},{label}," + line.format(i=i if shared else f"{i}{c}", c=c, k=i // 20)
+        for i in range(40)
+        for c, label in (("a", 1), ("b", 0))
+    ]
+    return read_data(written(tmp_path, "\n".join([f"statement,label,{columns}", *lines])))
+
+
+def test_a_column_that_true_and_false_rows_share_keeps_them_together(tmp_path: Path) -> None:
+    used = rows_with(tmp_path, "City,country", "x{i},{c}", True)
+    assert (used.group, used.offered) == ("city", ())  # two countries are classes, no subjects
+    assert {row.group for row in used.rows} == {f"x{i}" for i in range(40)}
+    no_repeats = rows_with(tmp_path, "city", "x{i}", False)
+    assert (no_repeats.group, no_repeats.offered) == (None, ())
+    told_apart = read_data(
+        written(
+            tmp_path,
+            "statement,label,source\n" + "\n".join(f"s{i},{i % 2},w{i % 20}" for i in range(80)),
+        )
+    )
+    assert (told_apart.group, told_apart.offered) == (None, ("source",))  # no value has both
+    assert told_apart.rows[0].group == "s0."
+
+
 def test_pairs_from_json_lines(tmp_path: Path) -> None:
     line = json.dumps({"prompt": "Ice is", "true": "cold", "false": " hot"})
     data = read_data(written(tmp_path, line + "\n\n", "data.jsonl"))
@@ -101,7 +126,7 @@ def test_builtin_endings_tell_nothing_by_themselves() -> None:
     assert len({p.prompt for p in data.pairs}) == len(data.pairs)
     assert {p.false for p in data.pairs} <= {p.true for p in data.pairs}
     assert all(p.true != p.false and p.true[0] == " " for p in data.pairs)
-    assert Pair("The capital of France is", " Paris", " Athens") in data.pairs
+    assert Pair("The capital of France is", " Paris", " Athens", "France") in data.pairs
     assert any(p.prompt == "The main language of Saudi Arabia is" for p in data.pairs)
 
 
@@ -112,7 +137,7 @@ def test_a_split_keeps_groups_whole_and_classes_even() -> None:
     assert len(set.union(*groups)) == sum(map(len, groups))
     assert [row.label for row in parts.labelled].count(1) == 16
     assert parts.to_dict() == {
-        "labelled": 32, "unlabelled": 100, "validation": 40, "test": 136, "seed": 3,
+        "labels": 74, "labelled": 32, "unlabelled": 100, "validation": 42, "test": 136, "seed": 3,
     }  # fmt: skip
 
 
@@ -152,6 +177,14 @@ def test_an_uneven_class_fills_up() -> None:
 def test_data_that_cannot_be_split(rows: list[Row], options: dict[str, float], said: str) -> None:
     with pytest.raises(BadInput, match=said):
         split(Data("d", tuple(rows)), 0, **{"validation": 0, **options})  # type: ignore[arg-type]
+
+
+def test_pairs_about_one_subject_are_held_out_together() -> None:
+    train, held = split_pairs(builtin_data().pairs, 0)
+    assert not {p.group for p in train} & {p.group for p in held}
+    japan = {p.prompt for p in builtin_data().pairs if p.group == "Japan"}
+    assert len(japan) == 3  # its capital, its continent, its language
+    assert japan <= {p.prompt for p in train} or japan <= {p.prompt for p in held}
 
 
 def test_pairs_are_held_out_by_prompt() -> None:

@@ -27,7 +27,7 @@ from lmhead.steer.states import read_states
 
 Tiny = Callable[[str], Model]
 SHORT = ("a plain text.", "and another one, as plain.")
-SMALL: dict[str, Any] = {"labels": 8, "unlabelled": 12, "validation": 10}
+SMALL: dict[str, Any] = {"labels": 18, "unlabelled": 12}
 
 
 @pytest.fixture
@@ -44,16 +44,15 @@ def short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("method", ["mean-diff", "pca", "probe", "auto"])
-@pytest.mark.parametrize("validation", [10, 0])
-def test_linear_detectors(tiny: Tiny, data: Data, method: str, validation: int) -> None:
+def test_linear_detectors(tiny: Tiny, data: Data, method: str) -> None:
     model = tiny("llama")
-    vector = train(data, model, method=method, **{**SMALL, "validation": validation})
+    vector = train(data, model, method=method, **SMALL)
     card = vector.card
     assert (card.job, card.method, card.seed) == ("detect", method, 0)
     assert card.head_sha256 == model.head.sha256
-    assert card.metrics["chosen_on"] == ("validation" if validation else "folds")
-    assert card.data["split"]["labelled"] == 8
-    again = train(data, model, method=method, **{**SMALL, "validation": validation})
+    assert card.metrics["chosen_on"] == "folds"
+    assert card.data["split"]["labels"] == card.data["split"]["labelled"] == 18
+    again = train(data, model, method=method, **SMALL)
     assert torch.equal(vector.direction, again.direction)
     assert json.dumps(vector.to_dict()) == json.dumps(again.to_dict())
 
@@ -69,7 +68,9 @@ def test_the_card_names_all_that_was_looked_at_and_no_test_row(tiny: Tiny, data:
 
 def test_tsv_writes_prototypes_and_the_layer_it_chose(tiny: Tiny, data: Data) -> None:
     model = tiny("llama")
-    vector = train(data, model, method="tsv", settings=Settings(epochs=2), **SMALL)
+    vector = train(data, model, method="tsv", settings=Settings(epochs=2), validation=10, **SMALL)
+    split = vector.card.data["split"]
+    assert (split["labels"], split["labelled"], split["validation"]) == (18, 8, 10)
     assert vector.card.prototypes is not None
     assert vector.alpha == 5.0
     assert str(vector.layer) in vector.card.metrics["layers"]
@@ -147,6 +148,8 @@ def test_gradient_training_raises_the_log_odds(tiny: Tiny, data: Data) -> None:
         ({"method": "probe", "constraints": Constraints(kl=1.0)}, "adds\n? ?nothing"),
         ({"labels": 400}, "expected 400 to train on"),
         ({"method": "tsv", "validation": 0}, "validation rows"),
+        ({"method": "tsv", "validation": 17}, "validation is 17 of 18 labels"),
+        ({"method": "auto", "validation": 4}, "chooses by folds over all labels"),
     ],
 )
 def test_wrong_requests(tiny: Tiny, data: Data, options: dict[str, Any], said: str) -> None:
@@ -163,7 +166,7 @@ def test_steering_needs_pairs(tiny: Tiny, data: Data) -> None:
     ("rows", "options", "said"),
     [
         ("statement,label\na,1\nb,1\n", {}, "expected both"),
-        ("statement,label\na,1\nb,0\n", {}, "expected 32 to train on"),
+        ("statement,label\na,1\nb,0\n", {}, "expected 132 to train on"),
         ("statement,label\n,1\n", {}, "is empty"),
         ("statement,label\na,1\nb,0\n", {"alpha": 0.0}, "alpha is 0"),
         ("statement,label\na,1\nb,0\n", {"alpha": -2.0}, "alpha is -2"),
@@ -191,9 +194,7 @@ def test_the_command_on_the_real_model(
     smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "v.safetensors"
-    command(
-        "builtin", out, model=str(smollm2), method="probe", unlabelled=0, validation=30, json=True
-    )
+    command("builtin", out, model=str(smollm2), method="probe", unlabelled=0, labels=62, json=True)
     told = json.loads(capsys.readouterr().out)
     vector = SteeringVector.load(out)
     assert told["layer"] == vector.layer

@@ -5,6 +5,7 @@ the guard holds back at every token. A guard alone keeps the budget of any vecto
 is far too strong it mixes in a little of a wrecked answer; lowered first, a vector keeps its sense.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,23 +25,43 @@ from lmhead.steer.prompts import NEUTRAL
 from lmhead.steer.runs import Runs
 from lmhead.steer.vector import HEAD, SteeringVector
 
+PLAIN_RANGE = 4.0  # logits: with no more than that on plain texts, no vector was seen to loop
 STEP = 2.0**-20  # the least by which a vector is lowered, when rounding is all that is too much
 _HALVINGS, _BISECTIONS = 20, 5
 
 
 def fitted(
-    model: Model, vectors: Vectors, budget: float, *, progress: Progress = silent
+    model: Model,
+    vectors: Vectors,
+    budget: float | None = None,
+    kl_cap: float | None = None,
+    *,
+    progress: Progress = silent,
 ) -> list[SteeringVector]:
-    """Lower all vectors by one share until together they keep the budget; never raise them."""
+    """Lower all vectors by one share until together they keep the limits; never raise them.
+
+    With a KL cap alone, the range of delta on plain texts is held to `PLAIN_RANGE` as well: a guard
+    that has to hold back nearly all of a vector keeps its cap, and still lets it loop.
+    """
+    if budget is None and kl_cap is None:
+        raise BadInput("neither a budget nor a KL cap is given to fit to; expected one of them")
+    if kl_cap is not None:
+        check_budget(kl_cap, "the KL cap")
+    budget = PLAIN_RANGE if budget is None else budget
     check_budget(budget)
+    most = math.inf if kl_cap is None else kl_cap
     chosen = with_alpha(vectors, None)
     body, head = torch_body(model), token_head(model)
     added = additions(body, chosen)
     if not any(v.any() for v in added.values()):
         return chosen
     if set(added) == {HEAD}:
-        return _certified(model, chosen, budget)
-    lowest = min(int(layer) for layer in added if layer != HEAD)
+        chosen = _certified(model, chosen, budget)
+        if kl_cap is None:
+            return chosen
+        added = additions(body, chosen)
+    below = [int(layer) for layer in added if layer != HEAD]
+    lowest: int | str = min(below) if below else HEAD
     others = {layer: v for layer, v in added.items() if layer != lowest}
     neutral = Runs.read(model, NEUTRAL, lowest, blocks=Blocks(body), progress=progress)
     neutral.unsteered()  # before anything is added above
@@ -50,10 +71,11 @@ def fitted(
             h, steered = neutral.compare(share * added[lowest])
         if HEAD in others:
             steered = steered + share * others[HEAD]
-        return float(harm(head, h, steered).range.max()) <= budget * AIM
+        seen = harm(head, h, steered)
+        return float(seen.range.max()) <= budget * AIM and float(seen.kl.max()) <= most * AIM
 
     with progress("fitting the strength"):
-        share = _largest(within, 1.0, budget, grow=False)
+        share = _largest(within, 1.0, min(budget, most), grow=False)
     return [replace(v, alpha=v.alpha * share) for v in chosen]
 
 
@@ -100,7 +122,7 @@ def _largest(within: Callable[[float], bool], start: float, budget: float, grow:
             break
         low /= 2
     else:
-        raise BadInput(f"no strength of this direction keeps the budget {budget:g}; raise it")
+        raise BadInput(f"no strength of this direction keeps the limit {budget:g}; raise it")
     if low == start and not grow:
         return low
     high = 2 * low

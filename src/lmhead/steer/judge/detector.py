@@ -3,11 +3,11 @@
 Three kinds of detector, by `card.detector["kind"]`:
 - `prototype`: alpha v is added in the scoring pass, and the last state compared with prototypes;
 - `linear`: the unsteered state x at the vector's layer gives x @ v + bias;
-- `blend`: several linear ones and the text's mean log-probability, each standardised, added up.
+- `blend`: several linear ones, and weights of the figures that say how likely the text is.
 Nothing is generated from any of them, so they may be as strong as they like.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmhead.body.likelihood import FIGURES
 from lmhead.body.states import States
 from lmhead.errors import BadInput
 from lmhead.loading import Model, load
@@ -62,6 +63,20 @@ def detect(
     return [Detection(r.text, float(s)) for r, s in zip(rows, found, strict=True)]
 
 
+def detect_stream(
+    vector: SteeringVector, texts: Iterable[str], model: Model, *, size: int = 64
+) -> Iterator[Detection]:
+    """Score texts as they come, `size` at a time; nothing is held back until all are read."""
+    waiting: list[str] = []
+    for text in texts:
+        waiting.append(text)
+        if len(waiting) == size:
+            yield from detect(vector, waiting, model)
+            waiting = []
+    if waiting:
+        yield from detect(vector, waiting, model)
+
+
 def score_rows(
     vector: SteeringVector,
     rows: Sequence[Row],
@@ -104,9 +119,22 @@ def prototype_scores(vector: SteeringVector, r: Tensor) -> Tensor:
 
 def linear_scores(vector: SteeringVector, states: States) -> Tensor:
     """Score unsteered states by the direction, and by whatever the card blends with it."""
-    detector = vector.card.detector or {}
-    total = states.at(vector.layer) @ vector.direction + float(detector["bias"])
+    return read_off(vector.layer, vector.direction, vector.card.detector or {}, states).sigmoid()
+
+
+def read_off(
+    layer: int | str, direction: Tensor, detector: Mapping[str, Any], states: States
+) -> Tensor:
+    """Return the score of each text in logits, `[N]`, by what a card says of a detector."""
+    total = states.at(layer) @ direction + float(detector["bias"])
     for term in detector.get("terms", ()):
         total = total + states.at(term["layer"]) @ torch.tensor(term["direction"]) + term["bias"]
-    total = total + float(detector.get("logprob", 0.0)) * states.logprob
-    return total.sigmoid()
+    said = detector.get("likelihood", {})
+    if unknown := set(said) - set(FIGURES):
+        raise BadInput(
+            f"the detector weighs {sorted(unknown)[0]!r}, which this version does not compute; "
+            "train it anew"
+        )
+    weights = torch.tensor([float(said.get(name, 0.0)) for name in FIGURES])
+    total = total + states.likelihood @ weights
+    return total + float(detector.get("logprob", 0.0)) * states.logprob  # of older files

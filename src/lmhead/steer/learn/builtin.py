@@ -4,6 +4,7 @@ Every table is a template and what fills it. The false ending of a prompt is the
 another prompt of the same table, so that endings themselves tell nothing.
 """
 
+from collections.abc import Sequence
 from functools import cache
 
 from lmhead.steer.learn.data import Data, Pair
@@ -121,7 +122,8 @@ def builtin_data() -> Data:
     pairs: list[Pair] = []
     for template, table in _TABLES:
         items = [_item(entry.strip()) for entry in table.split(",")]
-        pairs += _pairs([(template.format(name), ending) for name, ending in items])
+        about = [name for name, _ in items]
+        pairs += _pairs([(template.format(name), ending) for name, ending in items], about)
     sums = [(a, b) for a in range(1, 11) for b in range(1, 11) if (3 * a + b) % 4 == 0]
     pairs += _pairs([(f"{_said(a)} plus {_NUMBERS[b]} is", _NUMBERS[a + b]) for a, b in sums])
     following = zip(_MONTHS, [*_MONTHS[1:], _MONTHS[0]], strict=True)
@@ -141,10 +143,14 @@ def _said(number: int) -> str:
     return _NUMBERS[number].capitalize()
 
 
-def _pairs(items: list[tuple[str, str]]) -> list[Pair]:
-    """Give every prompt the ending of a later one that differs from its own."""
+def _pairs(items: list[tuple[str, str]], about: Sequence[str] = ()) -> list[Pair]:
+    """Give every prompt the ending of a later one that differs from its own.
+
+    `about`: the subject of each, where other tables may have the same one.
+    """
     result = []
     for i, (prompt, true) in enumerate(items):
         others = (items[(i + step) % len(items)][1] for step in range(5, 5 + len(items)))
-        result.append(Pair(prompt, f" {true}", f" {next(o for o in others if o != true)}"))
+        false = next(o for o in others if o != true)
+        result.append(Pair(prompt, f" {true}", f" {false}", about[i] if about else ""))
     return result

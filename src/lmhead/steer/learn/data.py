@@ -48,13 +48,19 @@ class Pair:
     prompt: str
     true: str
     false: str
+    about: str = ""  # the subject, which other pairs may share
+
+    @property
+    def group(self) -> str:
+        """What the pairs that belong together share: a split never takes them apart."""
+        return self.about or self.prompt
 
     @property
     def rows(self) -> tuple[Row, Row]:
         """The two texts as statements, the true one first."""
         return (
-            Row(closed(self.prompt + self.true), 1, self.prompt),
-            Row(closed(self.prompt + self.false), 0, self.prompt),
+            Row(closed(self.prompt + self.true), 1, self.prompt, self.about),
+            Row(closed(self.prompt + self.false), 0, self.prompt, self.about),
         )
 
     @property
@@ -70,6 +76,8 @@ class Data:
     name: str
     rows: tuple[Row, ...]
     pairs: tuple[Pair, ...] = ()
+    group: str | None = None  # the column that says which rows belong together
+    offered: tuple[str, ...] = ()  # columns that may say so as well
 
     @cached_property
     def labelled(self) -> tuple[Row, ...]:
@@ -93,7 +101,13 @@ class Split:
     def to_dict(self) -> dict[str, int]:
         """Return the sizes and the seed."""
         parts = ("labelled", "unlabelled", "validation", "test")
-        return {**{name: len(getattr(self, name)) for name in parts}, "seed": self.seed}
+        found = {name: len(getattr(self, name)) for name in parts}
+        return {"labels": self.labels, **found, "seed": self.seed}
+
+    @property
+    def labels(self) -> int:
+        """How many labels are used, to learn or to choose by."""
+        return len(self.labelled) + len(self.validation)
 
 
 def closed(text: str) -> str:
@@ -195,20 +209,21 @@ def require_both(rows: Sequence[Row], name: str) -> None:
 def split_pairs(
     pairs: Sequence[Pair], seed: int, test: float = 0.25
 ) -> tuple[list[Pair], list[Pair]]:
-    """Split pairs by seed into those to train on and those held out; equal prompts stay together.
+    """Split pairs by seed into those to train on and those held out; subjects stay together.
 
-    The same seed and share hold out the same prompts whatever the order of the file.
+    The same seed and share hold out the same subjects whatever the order of the file.
     """
-    prompts = sorted({pair.prompt for pair in pairs})
-    random.Random(seed).shuffle(prompts)
-    held = set(prompts[: round(test * len(prompts))])
-    if not held or len(held) == len(prompts):
+    groups = sorted({pair.group for pair in pairs})
+    random.Random(seed).shuffle(groups)
+    held = set(groups[: round(test * len(groups))])
+    if not held or len(held) == len(groups):
         raise BadInput(
-            f"{len(prompts)} pairs cannot be split with a test share of {test}; expected more pairs"
+            f"{len(groups)} subjects cannot be split with a test share of {test}; expected more "
+            "pairs"
         )
     return (
-        [pair for pair in pairs if pair.prompt not in held],
-        [pair for pair in pairs if pair.prompt in held],
+        [pair for pair in pairs if pair.group not in held],
+        [pair for pair in pairs if pair.group in held],
     )
 
 

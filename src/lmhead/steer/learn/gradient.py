@@ -126,7 +126,7 @@ def _gradient(
             order = torch.randperm(pairs.count, generator=generator)
             for chosen in torch.split(order, BATCH):
                 optimiser.zero_grad()
-                losses.append(_step(head, pairs, chosen.tolist(), v))
+                losses.append(len(chosen) * _step(head, pairs, chosen.tolist(), v))
                 for run in neutral.chunks(range(len(neutral))):
                     before, after = run.positions(run.run(v), POSITIONS, generator)
                     price = penalty(constraints, head, before, after)
@@ -134,7 +134,7 @@ def _gradient(
                 optimiser.step()
             h, steered = neutral.compare(v.detach(), texts=8)
             found = harm(head, h, steered).summary()
-            told = {"loss": sum(losses) / len(losses)}
+            told = {"loss": sum(losses) / pairs.count}  # the last batch may be a small one
             told |= {"max_delta": found["max_delta"], "max_kl": found["max_kl"]}
             history.append(told)
             if report is not None:

@@ -3,7 +3,8 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from lmhead.steer.learn.builtin import BUILT_IN, builtin_data
 from lmhead.steer.learn.data import Data, Pair, Row, closed
 
 _LABELS = {"1": 1, "true": 1, "yes": 1, "0": 0, "false": 0, "no": 0, "": None}
+_OWN = {"statement", "text", "label", "group", "question", "answer"}
+_MANY = 10  # values of a column, below which it names classes rather than subjects
 _SHAPES = (
     "statement and label; question, answer and label; prompt, true and false; or TruthfulQA's own"
 )
@@ -66,6 +69,7 @@ def from_records(records: Iterable[tuple[int, Mapping[str, Any]]], name: str) ->
     """Make data of records with their line numbers; the names of their fields tell the shape."""
     rows: list[Row] = []
     pairs: list[Pair] = []
+    alone: list[Mapping[str, Any]] = []  # the records of statements by themselves
     for number, raw in records:
         where = f"{name}, line {number}"
         record = {str(k).strip().lower(): v for k, v in raw.items() if k is not None}
@@ -74,9 +78,45 @@ def from_records(records: Iterable[tuple[int, Mapping[str, Any]]], name: str) ->
             rows += pair.rows
         else:
             rows.append(_row(record, where))
+            alone.append(record)
     if not rows:
         raise BadInput(f"{name} holds no rows; expected {_SHAPES}")
-    return Data(name, tuple(rows), tuple(pairs))
+    if len(alone) < len(rows):
+        return Data(name, tuple(rows), tuple(pairs))
+    if any(row.about for row in rows):
+        return Data(name, tuple(rows), group="group")
+    used, offered = _columns(alone, [row.label for row in rows])
+    if used is not None and not any(row.prompt for row in rows):
+        about = (str(record.get(used) or "").strip() for record in alone)
+        rows = [replace(row, about=value) for row, value in zip(rows, about, strict=True)]
+    else:
+        used, offered = None, offered if used is None else (used, *offered)
+    return Data(name, tuple(rows), group=used, offered=offered)
+
+
+def _columns(
+    records: Sequence[Mapping[str, Any]], labels: Sequence[int | None]
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the column that tells which rows belong together, and others that might.
+
+    A column can tell if its values repeat, and are many. It is used if most of those that repeat
+    stand beside true and false rows alike: if of such rows one is learned and the other asked for,
+    what was learned about the value misleads.
+    """
+    shared: dict[str, float] = {}
+    for name in dict.fromkeys(key for record in records for key in record):
+        if name in _OWN:
+            continue
+        beside: dict[str, list[int | None]] = {}
+        for record, label in zip(records, labels, strict=True):
+            if value := str(record.get(name) or "").strip():
+                beside.setdefault(value, []).append(label)
+        again = [found for found in beside.values() if len(found) > 1]
+        if len(beside) >= _MANY and sum(map(len, again)) >= len(records) / 2:
+            shared[name] = sum({0, 1} <= set(found) for found in again) / len(again)
+    best = max(shared, key=shared.__getitem__, default=None)
+    used = best if best is not None and shared[best] > 0.5 else None
+    return used, tuple(name for name in shared if name != used)
 
 
 def _pair(record: Mapping[str, Any], where: str) -> Pair | None:
@@ -91,7 +131,7 @@ def _pair(record: Mapping[str, Any], where: str) -> Pair | None:
     true, false = (e if e[0].isspace() or prompt[-1].isspace() else " " + e for e in endings)
     if true == false:
         raise BadInput(f"{where}: the true and the false ending are the same; expected two")
-    return Pair(prompt, true, false)
+    return Pair(prompt, true, false, str(record.get("group") or "").strip())
 
 
 def _row(record: Mapping[str, Any], where: str) -> Row:

@@ -12,18 +12,24 @@ from lmhead.steer.vector import JOBS
 AUTO = "auto"
 DETECTORS = (AUTO, "tsv", *METHODS)
 STEERERS = (AUTO, "gradient", *METHODS)
+LABELS = 132
+_TAUGHT = 32  # labels that tsv learns by; the others choose, unless told otherwise
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to train, and on how much; `method` and `layer` may be `auto`."""
+    """What to train, and on how much; `method` and `layer` may be `auto`.
+
+    `labels` are all that are used. Of them `tsv` sets `validation` apart to choose layer and epoch
+    by (all but 32, if not given); every other method chooses by folds and needs none.
+    """
 
     job: str = "detect"
     method: str = AUTO
     layer: int | str = AUTO
-    labels: int = 32
+    labels: int = LABELS
     unlabelled: int = 500
-    validation: int = 100
+    validation: int | None = None
     test: float = 0.25
     seed: int = 0
     settings: Settings = PAPER
@@ -32,6 +38,16 @@ class Request:
     def __post_init__(self) -> None:
         if self.job not in JOBS:
             raise BadInput(f"the job is {self.job!r}; expected one of {', '.join(JOBS)}")
+        if self.validation and self.method != "tsv":
+            raise BadInput(
+                f"validation is {self.validation} for the method {self.method}, which chooses by "
+                "folds over all labels; leave it out, or choose tsv"
+            )
+        if self.validation is not None and not 0 <= self.validation <= self.labels - 2:
+            raise BadInput(
+                f"validation is {self.validation} of {self.labels} labels; expected to leave 2 or "
+                "more to learn by"
+            )
         methods = DETECTORS if self.job == "detect" else STEERERS
         if self.method not in methods:
             raise BadInput(
@@ -72,13 +88,20 @@ class Request:
             )
         return split_pairs(data.pairs, self.seed, self.test)
 
+    @property
+    def choosing(self) -> int:
+        """How many of the labels are set apart to choose by."""
+        if self.validation is None:
+            return max(0, self.labels - _TAUGHT) if self.method == "tsv" else 0
+        return self.validation
+
     def split(self, data: Data) -> Split:
         """Split the data as training does; the test rows are those it never sees."""
         return split(
             data,
             self.seed,
-            labels=self.labels,
+            labels=self.labels - self.choosing,
             unlabelled=self.unlabelled,
-            validation=self.validation,
+            validation=self.choosing,
             test=self.test,
         )

@@ -10,18 +10,20 @@ from torch import Tensor
 
 from lmhead.body.adding import check_layer
 from lmhead.body.blocks import Blocks
+from lmhead.body.likelihood import FIGURES
 from lmhead.body.states import States
 from lmhead.errors import BadInput
 from lmhead.loading import Model, load
 from lmhead.progress import Progress, silent
 from lmhead.steer.bound.certificate import certified
 from lmhead.steer.learn import tsv
+from lmhead.steer.learn.blend import blend
 from lmhead.steer.learn.data import Data, Row, Split, hashes
 from lmhead.steer.learn.gradient import train_steering
 from lmhead.steer.learn.linear import Linear
 from lmhead.steer.learn.reading import read_data
 from lmhead.steer.learn.request import AUTO, Request
-from lmhead.steer.learn.select import Known, blend, candidates, choose_layer
+from lmhead.steer.learn.select import Known, candidates, choose_layer
 from lmhead.steer.learn.tsv import Report, Texts
 from lmhead.steer.measure import token_head
 from lmhead.steer.prompts import NEUTRAL
@@ -85,11 +87,15 @@ def train(
 
 
 def known(parts: Split, states: States) -> Known:
-    """Part the states of the labelled, unlabelled and validation rows, in this order."""
+    """Part the states of the labelled, unlabelled and validation rows, in this order.
+
+    Validation rows, which only `tsv` has, count among the labelled ones here.
+    """
     n, m = len(parts.labelled), len(parts.labelled) + len(parts.unlabelled)
-    return Known(
-        states[:n], labels_of(parts.labelled), states[n:m], states[m:], labels_of(parts.validation)
-    )
+    labelled = (*parts.labelled, *parts.validation)
+    taught = torch.tensor([*range(n), *range(m, m + len(parts.validation))])
+    groups = tuple(row.group for row in labelled)
+    return Known(states[taught], labels_of(labelled), states[n:m], groups)
 
 
 def labels_of(rows: Sequence[Row]) -> Tensor:
@@ -101,27 +107,37 @@ def linear_vector(
     data: Data, parts: Split, states: Known, model: Model, request: Request
 ) -> SteeringVector:
     """Fit one linear detector, or the blend that `auto` stands for."""
-    layers = candidates(states.labelled.last.shape[1] - 1)
-    if request.layer != AUTO:
-        layers = [request.layer]
-    metrics: dict[str, Any] = {"chosen_on": "validation" if parts.validation else "folds"}
-    detector: dict[str, Any]
-    if request.method == AUTO:
-        mixed = blend(states, layers, request.seed)
-        layer = max(mixed.terms, key=lambda key: float(mixed.terms[key].direction.norm()))
-        found = mixed.terms[layer]
-        terms = [_term(key, term) for key, term in mixed.terms.items() if key != layer]
-        detector = {"kind": "blend", "terms": terms, "logprob": mixed.logprob}
-        metrics |= {"validation_auroc": mixed.auroc, "parts": list(mixed.parts)}
-    else:
-        layer, aurocs = choose_layer(states, request.method, layers, request.seed)
-        found = states.fit(request.method, layer)
-        detector = {"kind": "linear"}
-        metrics |= {"validation_auroc": aurocs[str(layer)], "layers": aurocs}
-    card = _card(data, parts, model, request, metrics)
-    return SteeringVector(
-        found.direction, layer, 1.0, replace(card, detector={**detector, "bias": found.bias})
+    layer, found, detector, metrics = fit_detector(
+        states, request.method, request.layer, request.seed
     )
+    card = _card(data, parts, model, request, metrics)
+    return SteeringVector(found.direction, layer, 1.0, replace(card, detector=detector))
+
+
+def fit_detector(
+    states: Known, method: str, layer: int | str, seed: int
+) -> tuple[int | str, Linear, dict[str, Any], dict[str, Any]]:
+    """Return the layer, what is read there, the rest of the detector, and what was measured."""
+    layers = candidates(states.labelled.last.shape[1] - 1) if layer == AUTO else [layer]
+    metrics: dict[str, Any] = {"chosen_on": "folds"}
+    if method != AUTO:
+        layer, aurocs = choose_layer(states, method, layers, seed)
+        found = states.fit(method, layer)
+        metrics |= {"validation_auroc": aurocs[str(layer)], "layers": aurocs}
+        return layer, found, {"kind": "linear", "bias": found.bias}, metrics
+    mixed = blend(states, layers, seed)
+    layer = max(mixed.terms, key=lambda key: float(mixed.terms[key].direction.norm()))
+    found = mixed.terms[layer]
+    terms = [_term(key, term) for key, term in mixed.terms.items() if key != layer]
+    said = dict(zip(FIGURES, mixed.likelihood.tolist(), strict=True))
+    metrics |= {
+        "validation_auroc": mixed.auroc,
+        "weights": mixed.weights,
+        "alone": mixed.alone,
+        "layers": [str(key) for key in mixed.terms],
+    }
+    detector = {"kind": "blend", "terms": terms, "likelihood": said, "bias": found.bias}
+    return layer, found, detector, metrics
 
 
 def _term(layer: int | str, term: Linear) -> dict[str, Any]:
@@ -132,7 +148,11 @@ def _card(
     data: Data, parts: Split, model: Model, request: Request, metrics: dict[str, Any]
 ) -> Card:
     seen = (*parts.labelled, *parts.unlabelled, *parts.validation)
-    sizes = {name: getattr(request, name) for name in ("labels", "unlabelled", "validation")}
+    sizes = {
+        "labels": request.labels - request.choosing,
+        "unlabelled": request.unlabelled,
+        "validation": request.choosing,
+    }
     return Card(
         job="detect",
         model=model.name,

@@ -1,0 +1,75 @@
+"""How often a model reads a text, and how long that takes: train, eval and detect on one file.
+
+    python benchmarks/detect_time.py DATA [-m MODEL] [--rows 1500] [--threads 2] [--keep FOLDER]
+
+The three run one after another, with an empty cache of states. Texts are counted at the first
+block; seconds are of the CPU, of all threads, from when the model is loaded.
+"""
+
+import argparse
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from lmhead.body.adding import blocks_of
+from lmhead.loading import load
+from lmhead.steer.judge.detector import detect
+from lmhead.steer.judge.evaluation import Detected, evaluate
+from lmhead.steer.learn.reading import read_data
+from lmhead.steer.learn.training import train
+
+
+class Counter:
+    """Texts that pass the first block; the two tokens that `Blocks` tries are none."""
+
+    def __init__(self) -> None:
+        self.texts = 0
+
+    def __call__(self, _block: Any, args: tuple[Any, ...], _result: Any) -> None:
+        """Count the rows of a batch."""
+        self.texts += len(args[0]) if args[0].shape[1] > 2 else 0
+
+
+def main() -> None:
+    """Read the options, run, and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", nargs="+", metavar="DATA")
+    parser.add_argument("-m", "--model", default="smollm2-135m")
+    parser.add_argument("--rows", type=int, default=1500)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--keep", help="a cache to leave behind; else it is removed")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    every = [read_data(source) for source in options.data]
+    rows = tuple({row.text: row for data in every for row in data.rows}.values())[: options.rows]
+    data = replace(every[0], rows=rows, pairs=())
+    model = load(options.model)
+    counter = Counter()
+    blocks_of(model.body.model)[0].register_forward_hook(counter)
+    with TemporaryDirectory() as folder:
+        os.environ["LMHEAD_CACHE"] = str(Path(options.keep or folder))
+        before, started = counter.texts, time.process_time()
+        print(f"{len(rows):,} different texts, {options.threads} threads")
+        vector = train(data, model)
+        told(f"train: {vector.card.metrics['validation_auroc']:.3f} out of fold", counter, started)
+        found = evaluate(vector, data, model)
+        assert isinstance(found, Detected)
+        told(f"eval: AUROC {found.auroc.value:.3f}", counter, started)
+        scores = detect(vector, list(rows), model)
+        told(f"detect: {len(scores):,} scores", counter, started)
+        print(f"each text was read {(counter.texts - before) / len(rows):.3f} times")
+
+
+def told(what: str, counter: Counter, started: float) -> None:
+    """Print how far it is."""
+    spent = time.process_time() - started
+    print(f"{what}; {counter.texts:,} texts read, {spent:.1f} s of CPU so far", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""How likely a model finds a text: some figures of its tokens, each given those before it.
+
+Symbols: B texts, T tokens, P of them scored (no prompt, no padding), V vocabulary rows, F figures.
+The stop is the last token of a text that has more than one scored: the mark that ends a statement.
+"""
+
+import torch
+from torch import Tensor
+
+from lmhead.head import LMHead
+
+# log p is that of the token; best, that of the likeliest one; entropy, that of the law.
+FIGURES = (
+    "mean log p",
+    "sum of log p",
+    "least log p",
+    "last three log p",  # before the stop, as all that are called last
+    "last log p",
+    "log p of the stop",
+    "mean log p - best",
+    "least log p - best",
+    "last three log p - best",
+    "mean entropy",
+    "last three entropy",
+    "mean log rank",
+    "largest log rank",
+    "last three log rank",
+    "mean log p + entropy",
+    "last three log p + entropy",
+)
+MEAN, LAST = FIGURES.index("mean log p"), FIGURES.index("last three log p")
+_LAST = 3
+_POSITIONS = 256  # whose logits are held at a time
+
+
+@torch.no_grad()
+def figures(head: LMHead, h: Tensor, ids: Tensor, scored: Tensor) -> Tensor:
+    """Return the figures of each text, `[B, F]`, from h `[B, T, d]`.
+
+    `ids [B, T]`; `scored [B, T]` bool says which tokens count. A text without any has zeros.
+    """
+    known = scored[:, 1:]
+    each = _each(head, h[:, :-1][known], ids[:, 1:][known])  # [P, 4]
+    result = torch.zeros(len(ids), len(FIGURES))
+    for b, tokens in enumerate(torch.split(each, known.sum(1).tolist())):
+        if len(tokens):
+            result[b] = _of_text(tokens)
+    return result
+
+
+def _each(head: LMHead, h: Tensor, targets: Tensor) -> Tensor:
+    """Return log p, the likeliest token's, the entropy and the log rank of P tokens, `[P, 4]`."""
+    parts = []
+    for states, wanted in zip(
+        torch.split(h, _POSITIONS), torch.split(targets, _POSITIONS), strict=True
+    ):
+        z = head(states).float()  # [p, V]
+        z = z - z.amax(-1, keepdim=True)
+        own = z.gather(-1, wanted.to(z.device)[:, None])
+        rank = (z > own).sum(-1)
+        e = z.exp()
+        total = e.sum(-1)
+        log_total = total.log()
+        entropy = log_total - torch.linalg.vecdot(e, z) / total
+        found = (own[:, 0] - log_total, -log_total, entropy, rank.float().log1p())
+        parts.append(torch.stack(found, 1).cpu())
+    return torch.cat(parts) if parts else torch.zeros(0, 4)
+
+
+def _of_text(tokens: Tensor) -> Tensor:
+    """Sum up the tokens of one text, `[n, 4]` with n at least 1."""
+    said = tokens[:-1] if len(tokens) > 1 else tokens  # without the stop
+    logp, best, entropy, rank = tokens.unbind(1)
+    last = said[-_LAST:].mean(0)
+    return torch.stack(
+        [
+            logp.mean(),
+            logp.sum(),
+            said[:, 0].min(),
+            last[0],
+            said[-1, 0],
+            logp[-1],
+            (logp - best).mean(),
+            (said[:, 0] - said[:, 1]).min(),
+            last[0] - last[1],
+            entropy.mean(),
+            last[2],
+            rank.mean(),
+            said[:, 3].max(),
+            last[3],
+            (logp + entropy).mean(),
+            last[0] + last[2],
+        ]
+    )

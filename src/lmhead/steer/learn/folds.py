@@ -1,0 +1,49 @@
+"""Folds of the labelled rows: every label teaches, and every label judges what it did not teach."""
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+FOLDS, REPEATS = 5, 4
+
+
+def folds(y: Tensor, groups: Sequence[str], seed: int, repeats: int = REPEATS) -> Tensor:
+    """Return which rows are left out, `[K, N]` bool; each row is left out once in every repeat.
+
+    No fold takes a group apart, and each has its share of both classes where groups allow it. A
+    fold that would leave one class alone to learn from is left out.
+    """
+    members: dict[str, list[int]] = {}
+    for i, group in enumerate(groups):
+        members.setdefault(group, []).append(i)
+    draw, result = random.Random(seed), []
+    for _ in range(repeats):
+        order = sorted(members)
+        draw.shuffle(order)
+        order.sort(key=lambda name: -len(members[name]))  # the large ones first; ties by chance
+        count = torch.zeros(FOLDS, 2)
+        place = torch.zeros(len(y), dtype=torch.long)
+        for name in order:
+            rows = members[name]
+            own = torch.stack([(y[rows] == c).sum() for c in (0, 1)]).float()
+            # where these classes are rarest so far, and of those the smallest
+            cost = (count * own).sum(1) * 1000 + count.sum(1)
+            fold = int(cost.argmin())
+            place[rows] = fold
+            count[fold] += own
+        for fold in range(FOLDS):
+            out = place == fold
+            if out.any() and {0, 1} <= set(y[~out].tolist()):
+                result.append(out)
+    return torch.stack(result) if result else torch.zeros(0, len(y), dtype=torch.bool)
+
+
+def out_of_fold(scores: Tensor, out: Tensor) -> Tensor:
+    """Average scores `[K, N]` of K fits over the folds `out [K, N]` that left each row out: `[N]`.
+
+    A row that no fold left out has 0: nothing is known about it.
+    """
+    times = out.sum(0)
+    return (scores * out).sum(0) / times.clamp(min=1)
