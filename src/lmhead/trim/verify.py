@@ -77,9 +77,11 @@ def verify_trim(
         inputs = recorded_inputs(report) or probe_inputs(original)
     inside = inputs.inside(ids)
     if model is None and whole_original:
-        model = load(original.folder, progress=titled(progress, "loading the original"))
-    second = load(trimmed_folder, progress=titled(progress, "loading the trimmed model"))
-    whole = whole_head(original, model)
+        title = titled(progress, "loading the original")
+        model = load(original.folder, tokenizer=original.read_already, progress=title)
+    title = titled(progress, "loading the trimmed model")
+    second = load(trimmed_folder, tokenizer=trimmed.read_already, progress=title)
+    whole = whole_head(original, model, second)
     checks.append(check_logits(*both_logits(inside.texts, ids, whole, second, model)))
     reachable = min(max(original.tokenizer.names) + 1, original.rows)
     parted = partings(
