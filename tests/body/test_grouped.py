@@ -11,7 +11,7 @@ from lmhead.body import TorchBody
 from lmhead.body.grouped import grouped_attention
 
 SMALL = {
-    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "vocab_size": 97, "hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 3,
     "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8,
 }  # fmt: skip
 

@@ -27,7 +27,7 @@ from lmhead.trim.sample import WINDOW
 LOT = 1024  # tokens that the model reads at once: below that a matrix product is slow
 TOGETHER = 160  # prompts that are continued at once, where memory allows
 MEMORY = 2**30  # bytes of keys and values
-LOGITS = 2**24  # logits that are held at once
+LOGITS, ROWS = 2**24, 96  # logits that are held at once, but so many rows: W is read for each lot
 NEAR_TIE = 0.01  # logits; nearer than this, rounding in another batch may choose the other
 FEW_ROWS = 64  # whose products two threads take nearly twice the time of one for
 AT_LEAST = 2048  # positions of texts, before listening may stop
@@ -62,7 +62,7 @@ def hear(listeners: Sequence[Listener], owner: Tensor, h: Tensor) -> Tensor:
     """Give the states `h [n, d]` to their listeners; return the greedy choices `[n]`."""
     model = listeners[0].model
     V = model.reachable
-    most = max(1, LOGITS // V)
+    most = max(ROWS, LOGITS // V)
     choices = []
     for part, owners in zip(torch.split(h, most), torch.split(owner, most), strict=True):
         z: Tensor = logits(model.head, part).float()[:, :V]  # [n, V]
