@@ -3,13 +3,17 @@
 Prints ratios from one run. Run: python benchmarks/trim.py [MODEL]
 
 With --corpus FILE (such as examples/documents.py writes) it makes a whole trim with the defaults
-instead, and prints the processor's time of every stage.
+instead, and prints the processor's time of every stage; with --ready it times a trim with a ready
+keep-set: as a command, in a process that has loaded its libraries, and from GGUF to GGUF.
 """
 
 import argparse
 import json
 import os
 import resource
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -101,26 +105,41 @@ def main(model: str) -> None:
     )
 
 
-@contextmanager
-def stage(title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Print what a stage took, of the processor and by the clock."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    yield lambda _: None
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    print(f"  {title}: {cpu:.1f} s of CPU, {wall:.1f} s by the clock", flush=True)
+class Stages:
+    """Prints what each stage took, of the processor and by the clock; adds up what loading did."""
+
+    def __init__(self) -> None:
+        self.loading = 0.0
+
+    @contextmanager
+    def __call__(self, title: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+        cpu, wall = time.process_time(), time.perf_counter()
+        yield lambda _: None
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        self.loading += cpu if title.startswith("loading") else 0.0
+        print(f"  {title}: {cpu:.1f} s of CPU, {wall:.1f} s by the clock", flush=True)
+
+
+def load_libraries(model: str) -> None:
+    """Load the model once, and with it everything that transformers imports by and by."""
+    from lmhead import load
+
+    load(model)
 
 
 def whole(model: str, corpus: Path) -> None:
     """Trim with the defaults, from the corpus to the proof."""
-    import transformers  # noqa: F401  (not a part of any stage)
+    import torch
 
-    import lmhead.loading  # noqa: F401
-
+    load_libraries(model)
     request = TrimRequest(model, corpus=Corpus((corpus,)), coverage=0.99, resume=False)
-    cpu = time.process_time()
+    stages = Stages()
+    cpu, wall = time.process_time(), time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
-        report = trim_model(request, Path(scratch) / "out", progress=stage)
-    print(f"whole trim: {time.process_time() - cpu:.1f} s of CPU, {report.texts:,} texts, "
+        report = trim_model(request, Path(scratch) / "out", progress=stages)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    print(f"{model}, {torch.get_num_threads()} threads: {cpu - stages.loading:.1f} s of CPU after "
+          f"loading ({cpu:.1f} s with it, {wall:.1f} s by the clock), {report.texts:,} texts, "
           f"{report.ids.kept_rows:,} of {report.ids.rows:,} rows")  # fmt: skip
     if report.coverage is not None and report.coverage.estimate is not None:
         found, news = report.coverage.estimate, report.coverage.new_choices
@@ -131,12 +150,40 @@ def whole(model: str, corpus: Path) -> None:
         print(f"  {check.name}: {check.failed} of {check.tested:,}; {check.note}")
 
 
+def ready(model: str) -> None:
+    """Trim with a ready keep-set, proved by model runs and by files alone."""
+    with tempfile.TemporaryDirectory() as scratch:
+        ids, out = Path(scratch) / "ids", Path(scratch) / "out"
+        ids.write_text("\n".join(map(str, range(20_000))), "utf-8")
+        for more in ((), ("--no-run",)):
+            command = [sys.executable, "-m", "lmhead", "trim", model, "--ids", str(ids)]
+            before, wall = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+            subprocess.run([*command, "--out", str(out), *more], check=True, capture_output=True)
+            wall, after = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            told = f"{cpu:.1f} s of CPU, {wall:.1f} s by the clock"
+            print(f"as a command {' '.join(more)}: {told}", flush=True)
+            shutil.rmtree(out)
+        load_libraries(model)
+        for form in ("model", "gguf"):
+            for run in (True, False):
+                cpu, wall = time.process_time(), time.perf_counter()
+                request = TrimRequest(model, Keep(ids=ids), run=run)
+                trim_model(request, out, form=form, force=True)  # type: ignore[arg-type]
+                cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+                told = f"{cpu:.1f} s of CPU, {wall:.1f} s by the clock"
+                print(f"--form {form}, models {'run' if run else 'do not run'}: {told}", flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     parser.add_argument("--corpus", type=Path, help="make a whole trim on these texts")
+    parser.add_argument("--ready", action="store_true", help="trim with a ready keep-set")
     arguments = parser.parse_args()
-    if arguments.corpus:
+    if arguments.ready:
+        ready(arguments.model)
+    elif arguments.corpus:
         whole(arguments.model, arguments.corpus)
     else:
         main(arguments.model)

@@ -66,6 +66,20 @@ def test_greedy_continuations_are_those_of_transformers(model: Model) -> None:
     assert found == continue_greedily(model, prompts, 12)
 
 
+def test_groups_run_together_and_only_some_are_listened_to(model: Model) -> None:
+    prompts = [list(range(n, n + length)) for n, length in ((300, 4), (500, 8), (700, 4))]
+    [first] = listen_to_continuations(model, Group(prompts[:1]), max_tokens=9)
+    [second] = listen_to_continuations(model, Group(prompts[1:]), max_tokens=9)
+    groups = Group(prompts[:1]), Group(prompts[1:], heard=False, states=1)
+    a, b = listen_to_continuations(model, *groups, max_tokens=9)
+    assert (a.texts, b.texts) == (first.texts, second.texts)
+    torch.testing.assert_close(a.heard.mass, first.heard.mass, rtol=1e-4, atol=1e-6)
+    assert torch.equal(b.heard.choices, second.heard.choices)
+    assert torch.equal(b.heard.chosen, b.heard.choices > 0)
+    assert not b.heard.mass.any()
+    assert (b.heard.positions, len(b.states)) == (second.heard.positions, 1)
+
+
 def test_a_continuation_stops_at_the_end_token(model: Model) -> None:
     prompts = [[300, 301], [400, 401], [500, 501]]
     free = continue_greedily(model, prompts, 10)

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from lmhead.errors import BadInput, UnsupportedModel
+from lmhead.errors import BadInput, LMHeadError, UnsupportedModel
 from lmhead.files.gguf import open_gguf
 from lmhead.trim.corpus import Corpus
 from lmhead.trim.gguf import closure, read_tokenizer, write_trimmed_gguf
@@ -154,6 +154,32 @@ def test_a_trimmed_gguf_is_proved_like_any_model(
     head = whole.get_output_embeddings().weight[list(report.ids.kept)]
     assert head.equal(plain.get_output_embeddings().weight)
     assert plain.config.vocab_size == report.ids.kept_rows
+
+
+@pytest.mark.parametrize("name", ["token_embd.weight", "blk.0.ffn_up.weight"])
+def test_without_a_run_every_byte_is_compared_as_it_is_quantised(
+    name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMHEAD_CACHE", str(tmp_path / "cache"))
+    request = TrimRequest(str(source), Keep(ascii=True), run=False)
+    report = trim_model(request, tmp_path / "small.gguf", form="gguf")
+    assert report.proof is not None
+    [weights] = [c for c in report.proof.checks if c.name == "weights that differ"]
+    tensors = open_gguf(tmp_path / "small.gguf").tensors
+    assert (weights.tested, weights.failed) == (len(tensors), 0)
+    assert weights.note == f"{sum(t.nbytes for t in tensors.values()):,} bytes"
+
+    def spoiled(file: Path, ids: TrimMap, target: Path, *more: Any) -> None:
+        write_trimmed_gguf(file, ids, target, *more)
+        at = open_gguf(target).tensors[name].offset + 5
+        data = bytearray(target.read_bytes())
+        data[at] ^= 1
+        target.write_bytes(data)
+
+    monkeypatch.setattr("lmhead.trim.gguf.write_trimmed_gguf", spoiled)
+    with pytest.raises(LMHeadError, match=f"weights that differ: 1 of .*{name}"):
+        trim_model(request, tmp_path / "spoiled.gguf", form="gguf")
+    assert not (tmp_path / "spoiled.gguf").exists()
 
 
 def test_what_is_no_gguf_and_what_has_more_embeddings_is_refused(

@@ -31,7 +31,7 @@ from lmhead.trim.run import trim_model
 
 @contextmanager
 def progress(title, total=None):
-    if title == "listening to the model on texts held back":
+    if title == "listening to the model as it reads":
         os.kill(os.getpid(), signal.SIGKILL)
     yield lambda n: None
 
@@ -78,11 +78,11 @@ def test_killed_in_the_midst_of_listening_it_goes_on_to_the_same_bytes(
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed.safetensors").exists()
     [kept] = (cache / "listening").iterdir()
-    assert sorted(p.stem for p in kept.iterdir()) == ["continuations", "texts"]
+    assert sorted(p.stem for p in kept.iterdir()) == ["continuations"]
 
     with nothing_is_asked_again(monkeypatch, "listen_to_continuations"):
         resumed = trim(model, corpus_file, tmp_path / "resumed.safetensors")
-    assert sorted(p.stem for p in kept.iterdir()) == ["continuations", "held", "texts"]
+    assert sorted(p.stem for p in kept.iterdir()) == ["continuations", "texts"]
     with nothing_is_asked_again(monkeypatch, "listen_to_continuations", "listen"):
         again = trim(model, corpus_file, tmp_path / "again.safetensors")
     fresh = trim(model, corpus_file, tmp_path / "fresh.safetensors", resume=False)

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from lmhead.errors import BadInput, UnsupportedModel
-from lmhead.trim.bpe import byte_token, merge_all, result_of, split_rule
+from lmhead.trim.bpe import Merges, byte_token, merge_all, result_of, split_rule
 from lmhead.trim.idmap import TrimMap
 from lmhead.trim.tokenizer import TokenizerJson
 
@@ -123,6 +123,26 @@ def test_the_tree_of_every_kept_token_is_kept(make_tokenizer: Make) -> None:
                 assert [t.value for t in after.tokenize(text)] == [whole.names[i]]
                 reached += 1
         assert reached > 20
+
+
+def test_trees_by_their_last_rule_are_those_of_all_merges(make_tokenizer: Make) -> None:
+    for kind in ("byte_level", "sentencepiece_bpe", "word_end_bpe"):
+        whole = TokenizerJson.of(make_tokenizer(kind))
+        quick, slow = whole.merges, Merges.of(whole.model)
+        assert (quick.comes_out is None) == (kind == "word_end_bpe")
+        trees = {i: slow.closure([i], whole.model_names) for i in whole.model_names}
+        assert trees == {i: quick.closure([i], whole.model_names) for i in whole.model_names}
+        assert max(map(len, trees.values())) > 5
+        some = sorted(trees)[::7]
+        assert quick.closure(some, whole.model_names) == set().union(*(trees[i] for i in some))
+    # A rule that another one comes before makes a token that never comes out of its merges.
+    data = make_tokenizer("byte_level")
+    data["model"]["vocab"] = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4, "abc": 5}
+    data["model"]["merges"] = [["b", "c"], ["a", "b"], ["ab", "c"]]
+    data["added_tokens"], data["post_processor"] = [], None
+    odd = TokenizerJson.of(data)
+    assert odd.merges.closure([5], odd.model_names) == {5}
+    assert odd.merges.closure([4, 3], odd.model_names) == {0, 1, 2, 3, 4}
 
 
 def test_ids_are_renumbered_wherever_they_stand(make_tokenizer: Make) -> None:

@@ -96,7 +96,7 @@ class GGUFArray(Sequence[Any]):
     def _values(self) -> Sequence[Any]:
         reader = _Reader(self._source.path, self._source.data, self._start)
         if self._kind == STRING:
-            return [reader.string() for _ in range(self._count)]
+            return reader.strings(self._count)
         return reader.unpack(f"{self._count}{SCALARS[self._kind]}")
 
     def __len__(self) -> int:
@@ -324,6 +324,20 @@ class _Reader:
             return self.data[start : start + length].decode("utf-8")
         except UnicodeDecodeError as error:
             raise self.damaged(f"the text at byte {start:,} is not UTF-8") from error
+
+    def strings(self, count: int) -> list[str]:
+        """Read so many texts: `string` again and again, but a vocabulary has many."""
+        start, found, at = self.position, [], 0
+        self._skip_strings(count)
+        data, length_at = self.data[start : self.position], struct.Struct("<Q").unpack_from
+        try:
+            for _ in range(count):
+                end = at + 8 + length_at(data, at)[0]
+                found.append(data[at + 8 : end].decode("utf-8"))
+                at = end
+        except UnicodeDecodeError as error:
+            raise self.damaged(f"the text at byte {start + at + 8:,} is not UTF-8") from error
+        return found
 
     def kind(self) -> int:
         (kind,) = self.unpack("I")

@@ -15,6 +15,7 @@ rules; only the one that fires counts.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Any
@@ -93,10 +94,15 @@ class Merges:
     prefix: str  # of a symbol that continues a word
     suffix: str  # of the symbol that ends a word
     byte_fallback: bool
+    # Whether a token comes out of its own merges, where a library knows; None: find out.
+    comes_out: Callable[[str, int], bool] | None = field(default=None, repr=False, compare=False)
+    _parts: dict[int, Pair | None] = field(default_factory=dict, repr=False, compare=False)
     _trees: dict[int, frozenset[int]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, model: Mapping[str, Any]) -> "Merges":
+    def of(
+        cls, model: Mapping[str, Any], comes_out: Callable[[str, int], bool] | None = None
+    ) -> "Merges":
         """Read the `model` object of a tokenizer.json."""
         vocab, prefix = model["vocab"], model.get("continuing_subword_prefix") or ""
         ranks: dict[Pair, tuple[int, int]] = {}
@@ -105,7 +111,18 @@ class Merges:
             # A rule that stands there twice has its last rank, as in the tokenizers library.
             ranks[vocab[left], vocab[right]] = (rank, vocab[result_of(left, right, prefix)])
         suffix = model.get("end_of_word_suffix") or ""
-        return cls(vocab, ranks, prefix, suffix, bool(model.get("byte_fallback")))
+        return cls(vocab, ranks, prefix, suffix, bool(model.get("byte_fallback")), comes_out)
+
+    @cached_property
+    def _only_rules(self) -> dict[int, Pair]:
+        """By result: its parts, where a single rule makes it."""
+        found: dict[int, Pair] = {}
+        several: set[int] = set()
+        for pair, (_, result) in self.ranks.items():
+            if result in found:
+                several.add(result)
+            found[result] = pair
+        return {result: pair for result, pair in found.items() if result not in several}
 
     def symbols(self, token: str) -> list[int] | None:
         """Return the symbols that a token is made from, None where the vocabulary lacks one."""
@@ -128,13 +145,37 @@ class Merges:
     def closure(self, ids: Iterable[int], names: Mapping[int, str]) -> set[int]:
         """Return `ids` with the canonical trees of all of them."""
         closed: set[int] = set()
-        for token_id in ids:
-            if token_id not in self._trees:
-                self._trees[token_id] = self._tree(token_id, names.get(token_id))
-            closed |= self._trees[token_id]
+        left = list(ids)
+        while left:
+            token_id = left.pop()
+            if token_id in closed:  # what is in a tree has its own tree there
+                continue
+            closed.add(token_id)
+            if (parts := self._parts_of(token_id, names)) is not None:
+                left += parts
+            else:
+                closed |= self._tree(token_id, names.get(token_id))
         return closed
 
+    def _parts_of(self, token_id: int, names: Mapping[int, str]) -> Pair | None:
+        """Return the two tokens that a token is merged from, None where that takes finding out.
+
+        Where one rule makes a token and it comes out of its merges, that rule was the last to fire,
+        and before it nothing crossed the border of both parts: its tree is theirs.
+        """
+        if token_id not in self._parts:
+            parts, token = self._only_rules.get(token_id), names.get(token_id)
+            if self.comes_out is None or token is None or not self.comes_out(token, token_id):
+                parts = None
+            self._parts[token_id] = parts
+        return self._parts[token_id]
+
     def _tree(self, token_id: int, token: str | None) -> frozenset[int]:
+        if token_id not in self._trees:
+            self._trees[token_id] = self._simulated(token_id, token)
+        return self._trees[token_id]
+
+    def _simulated(self, token_id: int, token: str | None) -> frozenset[int]:
         symbols = self.symbols(token) if token is not None else None
         if symbols:
             tokens, made = merge_all(symbols, lambda left, right: self.ranks.get((left, right)))

@@ -78,6 +78,11 @@ class ModelFolder:
             return cast("PreTrainedTokenizerBase", found)
         return read_tokenizer(self.folder)
 
+    @property
+    def read_already(self) -> "PreTrainedTokenizerBase | None":
+        """The tokenizer for a model of this folder; None: it is to be read by transformers yet."""
+        return None if isinstance(self.hf_tokenizer, PlainTokenizer) else self.hf_tokenizer
+
     @cached_property
     def readings(self) -> "tuple[Tokenizer, ...]":
         """The tokenizers that people get from this folder: one, or two that differ.

@@ -21,6 +21,7 @@ from lmhead.files.gguf import (
     open_gguf,
     pack_string,
 )
+from lmhead.files.safetensors import TensorHeader
 from lmhead.models.gguf_tokenizer import build_tokenizer
 from lmhead.progress import Progress, silent
 from lmhead.trim.bpe import Rule, merge_all
@@ -104,6 +105,14 @@ def write_trimmed_gguf(
                     out.write(piece.data)
                     advance(piece.nbytes)
                 out.write(b"\0" * (-out.tell() % alignment))
+
+
+def tensors_of(path: Path) -> dict[str, TensorHeader]:
+    """Return where the tensors of a GGUF file lie, in the form in which a proof compares them."""
+    return {
+        name: TensorHeader(name, t.type, t.shape, t.nbytes, path, t.offset)
+        for name, t in open_gguf(path).tensors.items()
+    }
 
 
 def row_bytes(source: Path, rows: int) -> int:

@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmhead.body.tap import tapped
 from lmhead.errors import UnsupportedModel
 from lmhead.head.dense import LMHead
+from lmhead.head.find.locate import output_layer
 from lmhead.head.find.pretrained import read_head
 from lmhead.head.trimmed import TrimmedHead
 from lmhead.loading import Model
+from lmhead.models.architecture import find_head
 from lmhead.progress import Progress
 from lmhead.trim.folder import ModelFolder
 from lmhead.trim.idmap import TrimMap
@@ -26,9 +29,29 @@ from lmhead.trim.listening import continue_greedily, logits
 from lmhead.trim.proof import Check
 
 
-def whole_head(original: ModelFolder, model: Model | None) -> Any:
-    """Return the original's head: that of the model if it is loaded, else read by itself."""
-    head = model.head if model is not None else read_head(original.folder, LMHead)
+def whole_head(original: ModelFolder, model: Model | None, trimmed: Model) -> Any:
+    """Return the original's head: that of the model if it is loaded, else read by itself.
+
+    Where rows are all that a trim changed in it, only they are read. What else the head does is
+    then that of the trimmed one, whose logits are compared with those of its whole model.
+    """
+    head: Any = trimmed.head
+    if model is not None:
+        head = model.head
+    elif head.bias is None and head.vocab_size == head.weight.shape[0]:
+        shapes = {name: header.shape for name, header in original.checkpoint.tensors.items()}
+        found = find_head(shapes, original.checkpoint.config, str(original.folder))
+        head = LMHead(
+            original.checkpoint.read(found.weight).to(head.weight.dtype),
+            norm=head.norm,
+            softcap=head.softcap,
+            scale=head.scale,
+            tied=head.tied,
+            logits_dtype=head.logits_dtype,
+            state_size=head.state_size,
+        )
+    else:
+        head = read_head(original.folder, LMHead)
     if head.weight.shape[0] != original.rows:
         raise UnsupportedModel(
             f"{original.folder} answers with {head.weight.shape[0]:,} rows, but the matrix that "
@@ -46,24 +69,27 @@ def both_logits(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the logits `[T, K]` of kept ids, of the original and of the trimmed model."""
     kept = torch.from_numpy(ids.row_ids)
-    old, new = [], []
+    lengths = [len(row) for row in texts]
+    # What is filled up stands behind a text, where no model that generates looks.
+    filled = [[*row, *[row[-1]] * (max(lengths) - len(row))] for row in texts]
+    before, after = torch.tensor(filled), torch.tensor([ids.to_trimmed(row) for row in filled])
+    caught: list[Tensor] = []
+
+    def see(h: Tensor) -> Tensor:
+        caught.append(h)
+        return h
+
+    model = second.body.model
     with torch.inference_mode():
-        for row in texts:
-            z_new = _logits(second, ids.to_trimmed(row))
-            if first is not None:
-                z = _logits(first, row)
-            else:  # the same states under the original's head
-                h, _ = second.body(torch.tensor([ids.to_trimmed(row)]), use_cache=False)
-                z = logits(whole, h[0]).to(z_new.dtype)
-            old.append(z[:, kept])
-            new.append(z_new)
-    return old, new
-
-
-def _logits(model: Model, row: Sequence[int]) -> Tensor:
-    """Return the logits `[T, V]` as the whole model gives them."""
-    z: Tensor = model.body.model(input_ids=torch.tensor([list(row)]), use_cache=False).logits[0]
-    return z
+        with tapped(output_layer(model), enter=see):
+            z_new: Tensor = model(input_ids=after, use_cache=False).logits  # [n, T, K]
+        if first is not None:
+            z: Tensor = first.body.model(input_ids=before, use_cache=False).logits  # [n, T, V]
+        else:  # the same states under the original's head
+            h = caught[-1].flatten(0, -2)
+            z = logits(whole, h).to(z_new.dtype).view(*after.shape, -1)
+        old = [z[at, :n, kept] for at, n in enumerate(lengths)]
+    return old, [z_new[at, :n] for at, n in enumerate(lengths)]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Everything that a trim asks of the model before it is cut, in one pass, kept as it is done.
 
-Prompts of texts to listen to, of texts held back, and of texts for the proof alone are continued
-together. Then the model reads texts until it is known how often it leaves what would be kept, and
-a quarter as many of those held back.
+Prompts of texts to listen to and of texts held back are continued together. Then the model reads
+other texts until it is known how often it leaves what would be kept. What it says on texts held
+back has no part in what is kept: it serves the estimate, and the proof on unheard prompts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,9 +34,9 @@ from lmhead.trim.resume import Memory, key_of, packed, unpacked
 from lmhead.trim.sample import cut_prompts
 from lmhead.trim.workers import Here, Workers
 
-FEW = 16  # of a small corpus one text in so many is continued, but eight at least
+FEW = 24  # of a small corpus one text in so many is continued, but as many as the proof runs on
 SHARE = 160  # prompts that one worker continues; smaller products would be slower
-PART = 8  # of a small corpus one token in so many is read
+PART = 16  # of a small corpus one token in so many is read
 
 _CODE = ("listening.py", "hearing.py", "coverage.py")  # another code may say something else
 
@@ -50,7 +50,7 @@ class Question:
 
     texts: Rows
     held: Rows  # held back, to estimate on
-    unheard: Rows  # for the proof alone
+    unheard: Rows  # for the proof alone, where too few are held back
     kept_anyway: frozenset[int]
     coverage: float
     positions: int
@@ -59,9 +59,14 @@ class Question:
     proof_prompts: int
 
     @property
+    def proved(self) -> int:
+        """How many prompts that are listened to the proof runs on."""
+        return -(-self.proof_prompts // 2)
+
+    @property
     def heard_count(self) -> int:
         """How many of the texts are continued."""
-        return min(self.continuations, max(8, len(self.texts) // FEW))
+        return min(self.continuations, max(8, self.proved, len(self.texts) // FEW))
 
     @property
     def prompts(self) -> Rows:
@@ -76,9 +81,10 @@ class Question:
 
     @property
     def read(self) -> Rows:
-        """The texts to read, which listening may end before."""
+        """The texts to read, which listening may end before; those that are continued last."""
         tokens = sum(map(len, self.texts))
-        return within(self.texts, min(self.positions, max(AT_LEAST, tokens // PART)))
+        texts = [*self.texts[self.heard_count :], *self.texts[: self.heard_count]]
+        return within(texts, min(self.positions, max(AT_LEAST, tokens // PART)))
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class Heard:
     """What the model said: on texts, and on texts held back where there are any."""
 
     known: Listening
-    held: Listening | None
+    held: Listening | None  # its choices
     continuations: Rows  # of texts held back
     news: News
     greedy: Greedy  # for the proof
@@ -110,12 +116,13 @@ def hear(
     if not prompts:
         raise BadInput("the corpus has too few texts to run the model on; give more")
     memory = Memory(_key(folder, question) if resume else None)
-    proved = -(-question.proof_prompts // 2)  # of those listened to
+    proved = question.proved
+    alone = question.proof_prompts // 2  # at most so many that it is not listened to on
 
     def speak() -> Tensors:
         groups = (
             Group(prompts, states=proved),
-            Group(held_prompts),
+            Group(held_prompts, heard=False, states=alone),
             Group(unheard, heard=False, states=len(unheard)),
         )
         said = _continued(workers or Here(model), groups, question.max_tokens, progress)
@@ -132,6 +139,7 @@ def hear(
             before=said.heard,
             share=question.coverage,
             stop=True,
+            at_least=AT_LEAST - sum(len(prompt) - 1 for prompt in prompts),
             workers=workers,
             progress=progress,
         )
@@ -142,20 +150,11 @@ def hear(
     heard = _of_listening(found)
     rate, low, high = found["news"].tolist()
     news = News(rate, low, high, int(found["news.positions"]))
-
-    def read_held() -> Tensors:
-        title = "listening to the model on texts held back"
-        texts = within(question.held, max(1, heard.positions // 4))
-        heard_there, _ = listen(model(), texts, title=title, workers=workers, progress=progress)
-        return _listening(heard_there)
-
-    held = None
-    if held_prompts:
-        held = held_said.heard + _of_listening(memory.once("held", read_held))
     greedy: Greedy = {}
-    for rows, one in ((prompts[:proved], said), (unheard, proof_said)):
+    for rows, one in ((prompts, said), (held_prompts, held_said), (unheard, proof_said)):
         for prompt, text, states in zip(rows, one.texts, one.states, strict=False):
             greedy[tuple(prompt)] = text, states
+    held = held_said.heard if held_prompts else None
     return Heard(said.heard + heard, held, held_said.texts, news, greedy)
 
 
@@ -230,7 +229,6 @@ def _key(folder: ModelFolder, question: Question) -> str:
         question.held_prompts,
         question.unheard,
         question.read,
-        within(question.held, max(1, question.positions)),
         sorted(question.kept_anyway),
     )
     return key_of(folder.folder, settings, lists)

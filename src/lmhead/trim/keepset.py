@@ -118,7 +118,7 @@ def choose(
     ids = set(base)
     candidates = set().union(*parts.values()) if parts else set(tokenizer.names)
     score = usefulness if usefulness is not None else np.zeros(max(tokenizer.names) + 1)
-    for token_id in sorted(candidates, key=lambda i: (-score[i], i)):
+    for token_id in _by_use(candidates, score):
         if token_id in ids:
             continue
         tree = tokenizer.tree(token_id)
@@ -128,6 +128,13 @@ def choose(
             break
     reasons["size"] = len(ids) - len(base)
     return KeepSet(frozenset(ids), reasons)
+
+
+def _by_use(ids: Iterable[int], score: npt.NDArray[np.float64]) -> list[int]:
+    """Sort ids by their score, the highest first, equal ones by themselves."""
+    array = np.array(sorted(ids), np.int64)
+    order: list[int] = array[np.argsort(-score[array], kind="stable")].tolist()
+    return order
 
 
 def minimum(tokenizer: TokenizerJson, required: Iterable[int], rest: int, size: int) -> int:
@@ -166,8 +173,8 @@ def rounded(
     ids = set(kept.ids) | (tokenizer.closure(last) if last else set())
     lacking = (rest - sum(i < rows for i in ids)) % BLOCK
     score = usefulness if usefulness is not None else np.zeros(max(tokenizer.names) + 1)
-    left = (i for i in tokenizer.names if i not in ids and i < rows)
-    for token_id in sorted(left, key=lambda i: (-score[i], i)):
+    left = [i for i in tokenizer.names if i not in ids and i < rows] if lacking else []
+    for token_id in _by_use(left, score):
         if lacking == 0:
             break
         new = {i for i in tokenizer.tree(token_id) if i not in ids}

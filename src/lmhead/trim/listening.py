@@ -8,13 +8,14 @@ Symbols: h what enters the head `[..., d]`, z logits `[..., V]`, p probabilities
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lmhead.body.grouped import grouped_attention
 from lmhead.generation import Engine, Request
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
@@ -27,36 +28,54 @@ from lmhead.trim.workers import Here, Workers
 LOT = 1024  # tokens that the model reads at once: below that a matrix product is slow
 TOGETHER = 160  # prompts that are continued at once, where memory allows
 MEMORY = 2**30  # bytes of keys and values
-LOGITS = 2**24  # logits that are held at once
+LOGITS, ROWS = 2**24, 96  # logits that are held at once, but so many rows: W is read for each lot
 NEAR_TIE = 0.01  # logits; nearer than this, rounding in another batch may choose the other
+FEW_ROWS = 64  # whose products two threads take nearly twice the time of one for
 AT_LEAST = 2048  # positions of texts, before listening may stop
 
 
 class Listener:
-    """Adds up what a model says."""
+    """Adds up what a model says; its choices alone, if not the `whole` of what it might say."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, *, whole: bool = True) -> None:
+        self.model, self.whole = model, whole
         self.heard = nothing(model.reachable)
 
     def hear(self, h: Tensor) -> Tensor:
         """Take in the states `h [n, d]` that enter the head, return the greedy choices `[n]`."""
-        V = self.model.reachable
-        mass, near = self.heard.mass.clone(), self.heard.chosen.clone()
-        choices = []
-        for part in torch.split(h, max(1, LOGITS // V)):
-            z: Tensor = logits(self.model.head, part).float()[:, :V]  # [n, V]
-            best, choice = z.max(-1, keepdim=True)
-            p = z.sub_(best).exp_()  # 1 where it is the best
-            near |= p.amax(0) >= math.exp(-NEAR_TIE)
-            mass += (p.sum(-1).reciprocal() @ p).double()
-            choices.append(choice[:, 0])
-        chosen = torch.cat(choices)
-        count = torch.bincount(chosen, minlength=V)
-        self.heard = Listening(
-            mass, near, self.heard.choices + count, self.heard.positions + len(h)
-        )
-        return chosen
+        return hear([self], torch.zeros(len(h), dtype=torch.long), h)
+
+    def take(self, z: Tensor, best: Tensor, choice: Tensor) -> None:
+        """Add up logits `z [n, V]`, which are changed, the best of each row and whose it is."""
+        heard = self.heard
+        count = torch.bincount(choice, minlength=len(heard.choices))
+        mass, near = heard.mass, heard.chosen
+        if self.whole:
+            p = z.sub_(best[:, None]).exp_()  # 1 where it is the best
+            near = near | (p.amax(0) >= math.exp(-NEAR_TIE))
+            mass = mass + (p.sum(-1).reciprocal() @ p).double()
+        else:
+            near = near | (count > 0)
+        self.heard = Listening(mass, near, heard.choices + count, heard.positions + len(choice))
+
+
+def hear(listeners: Sequence[Listener], owner: Tensor, h: Tensor) -> Tensor:
+    """Give the states `h [n, d]` to their listeners; return the greedy choices `[n]`."""
+    model = listeners[0].model
+    V = model.reachable
+    most = max(ROWS, LOGITS // V)
+    choices = []
+    for part, owners in zip(torch.split(h, most), torch.split(owner, most), strict=True):
+        z: Tensor = logits(model.head, part).float()[:, :V]  # [n, V]
+        best, choice = z.max(-1)
+        for at, listener in enumerate(listeners):
+            mine = owners == at
+            if mine.all():
+                listener.take(z, best, choice)
+            elif mine.any():
+                listener.take(z[mine] if listener.whole else z, best[mine], choice[mine])
+        choices.append(choice)
+    return torch.cat(choices)
 
 
 def logits(head: Any, h: Tensor) -> Tensor:
@@ -90,6 +109,7 @@ def listen(
     before: Listening | None = None,
     share: float = 0.0,
     stop: bool = False,
+    at_least: int = AT_LEAST,
     title: str = "listening to the model as it reads",
     workers: Workers | None = None,
     progress: Progress = silent,
@@ -98,8 +118,8 @@ def listen(
 
     `known` are ids that are kept anyway, `before` is what it said before, and `share` the coverage:
     with these every lot is judged by what would be kept without it. With `stop`, the texts come in
-    a random order, and listening ends as soon as it is known well enough how often that is left.
-    `workers` run the model; this process, if not given.
+    a random order, and listening ends as soon as it is known well enough how often that is left,
+    after `at_least` positions. `workers` run the model; this process, if not given.
     """
     windows = [list(ids[at : at + WINDOW]) for ids in texts for at in range(0, len(ids), WINDOW)]
     held = mask_of(known, model.reachable)
@@ -115,7 +135,8 @@ def listen(
             new = torch.split(~kept[chosen], [len(ids) for ids in lot])
             judged += [(len(ids), int(part.sum())) for ids, part in zip(lot, new, strict=True)]
             advance(len(chosen))
-            if stop and heard.positions >= AT_LEAST and News.of(judged).is_known:
+            enough = heard.positions >= at_least
+            if stop and enough and News.of(judged).is_known:
                 break
     return heard, News.of(judged)
 
@@ -171,7 +192,11 @@ def continue_greedily(
     engine = Engine(model, batch_size=batch, choose=chosen, read=read)
     for prompt in prompts:  # the engine numbers them in the same order
         engine.submit(Request(prompt, sampler, max_tokens))
-    with progress(title, total=len(prompts) * max_tokens) as advance:
+    with (
+        progress(title, total=len(prompts) * max_tokens) as advance,
+        grouped_attention(model.body),
+        _threads(batch),
+    ):
         for event in engine.run():
             advance(1)
             if event.result is not None:
@@ -191,7 +216,10 @@ class Spoken:
 
 @dataclass(frozen=True)
 class Group:
-    """Prompts to continue: whether the model is listened to, and how many states are kept."""
+    """Prompts to continue: whether the model is listened to, and how many states are kept.
+
+    Where it is not, its choices are counted all the same.
+    """
 
     prompts: Sequence[Sequence[int]]
     heard: bool = True
@@ -206,34 +234,24 @@ def listen_to_continuations(
     progress: Progress = silent,
 ) -> list[Spoken]:
     """Continue groups of prompts greedily, all together; return what was said in each group."""
-    listeners = [Listener(model) for _ in groups]
+    listeners = [Listener(model, whole=group.heard) for group in groups]
     prompts = [prompt for group in groups for prompt in group.prompts]
     owner = torch.tensor([at for at, group in enumerate(groups) for _ in group.prompts])
     keep = [at < group.states for group in groups for at in range(len(group.prompts))]
     states: list[list[Tensor]] = [[] for _ in prompts]
 
     def choose(h: Tensor, which: Sequence[int]) -> Tensor:
-        owners = owner[list(which)]
-        chosen = torch.zeros(len(h), dtype=torch.long)
-        for at, (group, listener) in enumerate(zip(groups, listeners, strict=True)):
-            mine = owners == at
-            if not mine.any():
-                continue
-            if group.heard:
-                chosen[mine] = listener.hear(h[mine])
-            else:
-                chosen[mine] = logits(model.head, h[mine])[:, : model.reachable].argmax(-1)
         for place, prompt in enumerate(which):
             if keep[prompt]:
                 states[prompt].append(h[place].clone())
-        return chosen
+        return hear(listeners, owner[list(which)], h)
 
     def read(h: Tensor, which: Sequence[int]) -> None:
-        for at, (group, listener) in enumerate(zip(groups, listeners, strict=True)):
-            # The last position of a prompt is its first step.
-            mine = [h[row, -len(prompts[i]) : -1] for row, i in enumerate(which) if owner[i] == at]
-            if group.heard and mine and len(rows := torch.cat(mine)):
-                listener.hear(rows)
+        # The last position of a prompt is its first step.
+        rows = [h[row, -len(prompts[i]) : -1] for row, i in enumerate(which)]
+        lengths = torch.tensor([len(row) for row in rows])
+        if lengths.sum():
+            hear(listeners, owner[list(which)].repeat_interleave(lengths), torch.cat(rows))
 
     texts = continue_greedily(
         model, prompts, max_tokens, choose=choose, read=read, title=title, progress=progress
@@ -256,6 +274,20 @@ def _together(model: Model, length: int) -> int:
     width = (getattr(config, "head_dim", None) or d // heads) * kept
     layers = getattr(config, "num_hidden_layers", None) or 24
     return max(1, min(TOGETHER, MEMORY // (8 * layers * width * length)))
+
+
+@contextmanager
+def _threads(rows: int) -> Iterator[None]:
+    """Leave a second thread alone where few rows run: it takes as much again and wins nothing."""
+    before = torch.get_num_threads()
+    if rows >= FEW_ROWS or before != 2:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _end_ids(model: Model) -> set[int]:

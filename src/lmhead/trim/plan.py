@@ -37,7 +37,7 @@ class Work:
     def __init__(self, request: TrimRequest, progress: Progress, *, plain: bool = False) -> None:
         self.request, self.progress = request, progress
         self.folder = ModelFolder.open(resolve(request.model, progress), plain=plain)
-        self.heard_count = 0
+        self.heard_count = self.held_count = 0
         self.greedy: Greedy = {}
 
     @cached_property
@@ -45,7 +45,8 @@ class Work:
         """The original, loaded."""
         from lmhead.loading import load
 
-        return replace(load(self.folder.folder, progress=self.progress), name=self.request.model)
+        found = load(self.folder.folder, tokenizer=self.folder.read_already, progress=self.progress)
+        return replace(found, name=self.request.model)
 
     @property
     def loaded(self) -> "Model | None":
@@ -83,13 +84,18 @@ class Work:
         return first, held
 
     @cached_property
-    def samples(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Texts of the corpus as ids, in a random order; the second ones are never listened to."""
+    def samples(self) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+        """Texts of the corpus as ids, in a random order; those held back; more for the proof.
+
+        Only the first ones are listened to.
+        """
         if self.survey is None:
-            return [], []
+            return [], [], []
         texts = self._readable(self.survey.sample)
-        reserve = min(self.request.proof_prompts // 2, len(texts) // 4)
-        return texts[: len(texts) - reserve], texts[len(texts) - reserve :]
+        held = [] if self.request.coverage is None else self._readable(self.survey.held_sample)
+        lacking = max(0, self.request.proof_prompts // 2 - len(held))
+        reserve = min(lacking, len(texts) // 4)
+        return texts[: len(texts) - reserve], held, texts[len(texts) - reserve :]
 
     def _readable(self, sample: Sampled) -> list[list[int]]:
         """Return the texts that the model can read: a tokenizer may know ids that have no row."""
@@ -100,10 +106,10 @@ class Work:
         from lmhead.trim.hearing import Question, hear
 
         request = self.request
-        texts, unheard = self.samples
+        texts, held, unheard = self.samples
         question = Question(
             texts,
-            [] if self.survey is None else self._readable(self.survey.held_sample),
+            held,
             unheard,
             kept_anyway,
             1.0 if request.coverage is None else request.coverage,
@@ -112,7 +118,7 @@ class Work:
             request.max_tokens,
             request.proof_prompts,
         )
-        self.heard_count = question.heard_count
+        self.heard_count, self.held_count = question.heard_count, len(question.held_prompts)
         return hear(
             self.folder,
             lambda: self.model,
@@ -160,15 +166,15 @@ class Work:
         of_first = asked(first)
         heard = self._heard(of_first[2])
         self.greedy = heard.greedy
-        everything = heard.known if heard.held is None else heard.known + heard.held
 
         from lmhead.trim.coverage import estimate as estimated
 
         def price(share: float) -> tuple[KeepSet, Price]:
-            final = chosen(of_all, everything, share)
+            final = chosen(of_all, heard.known, share)
             estimate = None
             if heard.held is not None:
-                # The keep-set that knows nothing of the texts held back; the final one is larger.
+                # The keep-set that knows nothing of the texts held back; the final one has their
+                # tokens too.
                 blind = chosen(of_first, heard.known, share)
                 estimate = estimated(heard.held, heard.continuations, blind.ids, request.max_tokens)
             return final, Price(share, sum(i < self.folder.rows for i in final.ids), estimate)
@@ -178,8 +184,8 @@ class Work:
         others = () if request.keep.size is not None else PRICED
         return final, Coverage(
             wanted=request.coverage,
-            share=everything.share(final.ids),
-            positions=everything.positions,
+            share=heard.known.share(final.ids),
+            positions=heard.known.positions,
             added=final.reasons.get("model", 0),
             new_choices=heard.news,
             estimate=paid.estimate,
@@ -193,12 +199,13 @@ class Work:
         """Choose what the proof runs on."""
         if self.request.corpus is None:
             return probe_inputs(self.folder)
-        texts, unheard = self.samples
+        texts, held, others = self.samples
         count, steps = self.request.proof_prompts, self.request.max_tokens
         if report.coverage is None:
             return inputs_of(texts[:count], max_tokens=steps, binds=False)
         binds = report.reasons.get("size") is None
         heard = texts[: min(-(-count // 2), self.heard_count)]
+        unheard = [*held[: min(count // 2, self.held_count)], *others]
         return inputs_of(heard, unheard, max_tokens=steps, binds=binds)
 
     def report(self, form: Form) -> TrimReport:

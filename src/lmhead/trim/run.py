@@ -12,7 +12,7 @@ from lmhead.trim.inputs import REPORT, Proof
 from lmhead.trim.keepfile import KeepFile
 from lmhead.trim.plan import Work
 from lmhead.trim.report import Form, Saving, TrimReport, TrimRequest
-from lmhead.trim.verify import verify_keepset, verify_trim
+from lmhead.trim.verify import Tensors, verify_keepset, verify_trim
 
 
 def plan_trim(
@@ -92,7 +92,13 @@ def _card_beside(out: Path) -> Path:
     return out.with_name(f"{out.name}.md")
 
 
-def _prove(work: Work, report: TrimReport, folder: Path, progress: Progress) -> Proof:
+def _prove(
+    work: Work,
+    report: TrimReport,
+    folder: Path,
+    progress: Progress,
+    weights: tuple[Tensors, Tensors] | None = None,
+) -> Proof:
     """Verify a trimmed folder; a failure stops everything."""
     proof = verify_trim(
         work.folder,
@@ -101,6 +107,7 @@ def _prove(work: Work, report: TrimReport, folder: Path, progress: Progress) -> 
         inputs=work.inputs(report),
         model=work.loaded,
         greedy=work.greedy,
+        weights=weights,
         run=work.request.run,
         progress=progress,
     )
@@ -117,12 +124,14 @@ def _passed(proof: Proof) -> Proof:
 
 def _write_gguf(work: Work, report: TrimReport, target: Path, progress: Progress) -> TrimReport:
     from lmhead.models.convert import convert_gguf
-    from lmhead.trim.gguf import write_trimmed_gguf
+    from lmhead.trim.gguf import tensors_of, write_trimmed_gguf
 
     write_trimmed_gguf(work.gguf(), report.ids, target, progress)
     with scratch(report.out or target) as folder:
-        convert_gguf(target, folder, progress)
-        proof = _prove(work, report, folder, progress)
+        # Where no model runs, the weights are compared as they are quantised.
+        files = None if work.request.run else (tensors_of(work.gguf()), tensors_of(target))
+        convert_gguf(target, folder, progress, head_only=files is not None)
+        proof = _prove(work, report, folder, progress, files)
     nbytes = Saving(report.nbytes.before, target.stat().st_size)
     return replace(report, proof=proof, nbytes=nbytes)
 

@@ -137,12 +137,26 @@ class TokenizerJson:
     def merges(self) -> Merges:
         """The merges of a BPE model."""
         try:
-            return Merges.of(self.model)
+            return Merges.of(self.model, self._comes_out)
         except (KeyError, ValueError) as error:
             raise BadCheckpoint(
                 f"{self.where} has a merge whose tokens are not all in its vocabulary ({error}); "
                 "fetch it again"
             ) from error
+
+    @property
+    def _comes_out(self) -> Callable[[str, int], bool] | None:
+        """What tells whether merges lead to a token, by the library; None where it would not do."""
+        model: Any = self.built.model
+        names = ("continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
+        if any(self.model.get(name) for name in names):
+            return None
+
+        def comes_out(token: str, token_id: int) -> bool:
+            found = model.tokenize(token)
+            return len(found) == 1 and found[0].id == token_id
+
+        return comes_out
 
     @cached_property
     def built(self) -> "Tokenizer":

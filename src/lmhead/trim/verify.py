@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmhead.errors import LMHeadError
+from lmhead.files.safetensors import TensorHeader
 from lmhead.progress import Progress, silent, titled
 from lmhead.trim.corpus import Corpus
 from lmhead.trim.folder import ModelFolder
@@ -34,6 +35,8 @@ from lmhead.trim.proof import (
 if TYPE_CHECKING:
     from lmhead.loading import Model
 
+Tensors = Mapping[str, TensorHeader]
+
 
 def verify_trim(
     original: ModelFolder,
@@ -45,6 +48,7 @@ def verify_trim(
     greedy: Greedy | None = None,
     whole_original: bool = False,
     report: Mapping[str, Any] | None = None,
+    weights: tuple[Tensors, Tensors] | None = None,
     run: bool = True,
     progress: Progress = silent,
 ) -> Proof:
@@ -54,7 +58,8 @@ def verify_trim(
     else texts of many kinds. `model` is the original where it is loaded already: then whole models
     are compared on the texts; with `whole_original` it is loaded for that. `greedy` is how the
     original goes on, where that is known already. `report` is what the trim said of itself, and is
-    checked too. Without `run` no model runs.
+    checked too. `weights` are those to compare, where they do not lie in the folders. Without `run`
+    no model runs.
     """
     trimmed = ModelFolder.open(trimmed_folder, plain=original.plain)
     ids, checked = id_map(original, trimmed, report)
@@ -62,7 +67,8 @@ def verify_trim(
     before, after = original.readings, trimmed.readings
     if not checked.passed or len(before) != len(after):
         return Proof(tuple(checks))
-    checks.append(check_weights(original, trimmed, ids, progress))
+    old, new = weights or (original.checkpoint.tensors, trimmed.checkpoint.tensors)
+    checks.append(check_weights(old, new, ids, progress))
     checks.append(check_ids(original, trimmed, ids))
     checks.append(check_other_text(before, after))
     if corpus is not None:
@@ -77,9 +83,11 @@ def verify_trim(
         inputs = recorded_inputs(report) or probe_inputs(original)
     inside = inputs.inside(ids)
     if model is None and whole_original:
-        model = load(original.folder, progress=titled(progress, "loading the original"))
-    second = load(trimmed_folder, progress=titled(progress, "loading the trimmed model"))
-    whole = whole_head(original, model)
+        title = titled(progress, "loading the original")
+        model = load(original.folder, tokenizer=original.read_already, progress=title)
+    title = titled(progress, "loading the trimmed model")
+    second = load(trimmed_folder, tokenizer=trimmed.read_already, progress=title)
+    whole = whole_head(original, model, second)
     checks.append(check_logits(*both_logits(inside.texts, ids, whole, second, model)))
     reachable = min(max(original.tokenizer.names) + 1, original.rows)
     parted = partings(
