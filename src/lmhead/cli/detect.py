@@ -19,7 +19,7 @@ def detect(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Score texts with a detector: 1 is true, 0 is false, by what it has learned to tell."""
+    """Score texts with a detector: close to 1 it takes a text for true, close to 0 for false."""
     given = [line for text in texts for line in (_lines() if text == "-" else [text])]
     from lmhead.cli import render
     from lmhead.loading import load
