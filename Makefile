@@ -6,6 +6,8 @@ VENV ?= .venv
 BARE ?= .venv-bare
 DIST ?= .venv-dist
 KILLS ?= 64
+# The interpreters that the wheel is tried with; the classifiers in pyproject.toml name the same.
+PYTHONS ?= python3.11
 WHEELS ?= .wheels
 COUNT ?= 20000
 JSON_COUNT ?= 5000
@@ -16,7 +18,7 @@ PIP := -m pip install --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src -name '*.py')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-bare test-llamacpp test-max lint format bench fuzz faults lock locked dist docs clean
+.PHONY: help demo test test-all test-bare test-llamacpp test-max lint format bench fuzz faults lock locked dist try-wheel docs notebooks clean
 
 help:
 	@echo "make demo      set up, then the head's report, a next-token table and a continuation"
@@ -29,11 +31,13 @@ help:
 	@echo "make fuzz      feed every reader COUNT=20000 mutated files each (JSON_COUNT=5000)"
 	@echo "make faults    break every command that writes, KILLS=64 times each, and print what is left"
 	@echo "make dist      wheel, sdist, advisories and bill of materials, into dist/"
+	@echo "make try-wheel install the wheel of dist/ into fresh environments (PYTHONS=python3.11 ...) and ask it"
 	@echo "make locked    set up for development from requirements-dev.lock, every file by its hash"
 	@echo "make lock      write the lock files anew"
-	@echo "make docs      write docs/cli.md from the help of every command"
+	@echo "make docs      write docs/cli.md from the help of every command, then build the site into site/"
+	@echo "make notebooks run the notebooks of examples/ and store what they show"
 	@echo "make format    let ruff format the code"
-	@echo "make clean     remove $(VENV), $(BARE), $(DIST), dist and the tools' caches"
+	@echo "make clean     remove $(VENV), $(BARE), $(DIST), dist, site and the tools' caches"
 
 # A fresh venv gets its pip from the outer one: quicker than ensurepip, and with a progress bar.
 $(BIN)/pip $(BARE)/bin/pip $(DIST)/bin/pip: %/bin/pip:
@@ -67,6 +71,7 @@ demo: $(VENV)/.installed
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python scripts/words.py
 	$(BIN)/mypy
 
 test: lint
@@ -88,7 +93,7 @@ LLAMACPP := $(shell sed -n 's/^llama_cpp_python==//p' constraints.txt)
 LLAMACPP_WHEELS := $(WHEELS)/llama_cpp_python-$(LLAMACPP)-$(shell (grep -m1 'model name' /proc/cpuinfo || uname -m) 2>/dev/null | cksum | cut -d' ' -f1)
 
 $(LLAMACPP_WHEELS)/.built: | $(BIN)/pip
-	@echo "[set-up] building llama-cpp-python $(LLAMACPP) from its source; it takes some minutes, once"
+	@echo "[set-up] building llama-cpp-python $(LLAMACPP) from its source; it takes a few minutes, once"
 	@CMAKE_ARGS="-DLLAVA_BUILD=OFF $(CMAKE_ARGS)" $(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --no-binary llama-cpp-python --wheel-dir $(LLAMACPP_WHEELS) llama-cpp-python==$(LLAMACPP)
 	@touch $@
 
@@ -123,12 +128,19 @@ $(DIST)/.installed: requirements-dist.lock | $(DIST)/bin/pip
 dist: $(DIST)/.installed
 	$(DIST)/bin/python scripts/dist.py
 
+try-wheel: dist
+	$(DIST)/bin/python scripts/try_wheel.py $(PYTHONS)
+
 lock: | $(DIST)/bin/pip
 	@$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check uv
 	$(DIST)/bin/python scripts/lock.py
 
-docs: $(VENV)/.installed
+docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/write_cli.py
+	NO_MKDOCS_2_WARNING=1 SEPARATE_SIGNATURES=true $(BIN)/python -m mkdocs build
+
+notebooks: $(VENV)/.installed-dev
+	$(BIN)/python scripts/notebooks.py --write
 
 bench: $(VENV)/.installed-dev
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
@@ -138,4 +150,4 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) $(BARE) $(DIST) $(WHEELS) dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(BARE) $(DIST) $(WHEELS) dist site .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -13,12 +13,12 @@ WIDTH = 100
 OPENING = """\
 # The command line
 
-What `--help` says, of every command. `make docs` writes this page; edit the commands, not the page.
+The help of every command. `make docs` writes this page from `--help`; edit the commands instead.
 
 Results go to stdout, everything else to stderr. Exit codes: 0, 1 for a failure, 2 for a wrong call,
 130 after Ctrl-C. `lmhead --debug COMMAND ...` shows the traceback of an error.
 `lmhead --install-completion` completes commands, options and models in your shell.
-Models lie in `~/.cache/lmhead`; the variable `LMHEAD_CACHE` moves that place.
+Models are kept in `~/.cache/lmhead`; the environment variable `LMHEAD_CACHE` moves them.
 """
 
 

@@ -48,7 +48,7 @@ _WHERE = {
     "certify": "lmhead.steer",
     "compare": "lmhead.inspect.compare",
     "detect": "lmhead.steer",
-    "choose": "lmhead.generation",
+    "choose": "lmhead.generation.choose",
     "engine": "lmhead.generation.engines",
     "explain_generate": "lmhead.patch",
     "generate": "lmhead.generation",
@@ -92,11 +92,13 @@ if TYPE_CHECKING:
         Choice,
         Generation,
         TextScore,
-        choose,
         generate,
         next_tokens,
         score_text,
         stream,
+    )
+    from lmhead.generation.choose import (
+        choose,
     )
     from lmhead.generation.engine import (
         Engine,

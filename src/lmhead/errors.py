@@ -21,7 +21,7 @@ class LMHeadError(Exception):
 
 
 class LMHeadWarning(UserWarning):
-    """Something that was asked for is done, but hardly what was meant; one line, as an error."""
+    """What was asked for was done, but is probably not what was meant; one line, as an error."""
 
     def __init__(self, message: str = "", *, names: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class BadCheckpoint(LMHeadError):
 
 
 class UnsupportedModel(LMHeadError):
-    """The checkpoint is sound, but of a kind that lmhead does not read; says the way out."""
+    """The checkpoint is sound, but of a kind lmhead does not read; the message says what to do."""
 
 
 class MissingExtra(LMHeadError, ImportError):

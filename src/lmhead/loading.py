@@ -309,8 +309,8 @@ def _in_memory(
             "language model, as AutoModelForCausalLM loads it"
         )
     if model.training:
-        told = f"the {kind} is in training mode, where dropout draws other answers every time"
-        warnings.warn(LMHeadWarning(f"{told}; call model.eval() first"), stacklevel=3)
+        problem = f"the {kind} is in training mode, where dropout draws other answers every time"
+        warnings.warn(LMHeadWarning(f"{problem}; call model.eval() first"), stacklevel=3)
     name = getattr(model.config, "_name_or_path", "") or kind
     return Model(str(name), None, TorchBody(model), LMHead.from_model(model), _given(tokenizer))
 

@@ -28,7 +28,7 @@ def silent(title: str, total: int | None = None) -> Iterator[Advance]:
 
 
 def titled(progress: Progress, title: str) -> Progress:
-    """Show every step under one title, where a step's own would name what nobody has heard of."""
+    """Show every step under one title, where its own would mean nothing to the user."""
     return lambda _title, total=None: progress(title, total)
 
 

@@ -6,19 +6,23 @@
 - Comments say what a reader need not see. `<!-- python` opens code that prepares or checks
   something. Right above a block, `<!-- not run: REASON -->` leaves it alone, and
   `<!-- smaller: trim --positions 200; verify --count 3 -->` adds options to the commands of these
-  names, where the full size takes minutes.
+  names, where the full size takes minutes. `<!-- server: --no-browser -->` starts its command with
+  these options on a free port, asks the address that it prints, and ends it.
 """
 
 import doctest
+import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -30,7 +34,7 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 _PART = re.compile(
     r"^<!-- (?P<hidden>python)\n(?P<secret>.*?)^-->$"
-    r"|^<!-- (?P<word>not run|smaller): (?P<what>.*?) -->$"
+    r"|^<!-- (?P<word>not run|smaller|server): (?P<what>.*?) -->$"
     r"|^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<code>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
@@ -45,6 +49,7 @@ class Block:
     line: int
     not_run: str = ""  # the reason
     smaller: tuple[str, ...] = ()  # "name --option ..."
+    server: str = ""  # options for a server that is started and ended
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ def blocks(markdown: str) -> Iterator[Block]:
             continue
         notes = {}
         if above is not None and above[0] == line - 1:
-            value = above[2] if above[1] == "not run" else tuple(above[2].split("; "))
+            value = tuple(above[2].split("; ")) if above[1] == "smaller" else above[2]
             notes = {above[1].replace(" ", "_"): value}
         above = None
         language = found["hidden"] or found["language"].strip()
@@ -96,6 +101,9 @@ def run_page(page: Path, folder: Path) -> None:
                 exec(compile(code, str(page), "exec"), names)
             elif block.language == "console":
                 for command in commands(block):
+                    if block.server:
+                        _serve(command, block.server)
+                        continue
                     _run(command, f"{page.name}:{block.line}", block.smaller)
     finally:
         os.chdir(before)
@@ -123,6 +131,30 @@ def _run(command: Command, where: str, smaller: tuple[str, ...]) -> None:
     assert checker.check_output(wanted, got, options), (
         f"{where}: {command.text}\nexpected:\n{wanted}\ngot:\n{got}"
     )
+
+
+def _serve(command: Command, options: str) -> None:
+    """Start a server as the page says, on a port of its own; it answers, and ends when asked to."""
+    words = [*shlex.split(command.text)[1:], "--port", "0", "--json", *shlex.split(options)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lmhead", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if line.startswith("}") or line.rstrip().endswith("}"):
+                break
+        url = json.loads(said)["url"]
+        with urlopen(url if url.endswith("/") else f"{url}/healthz", timeout=120) as answer:
+            assert answer.status == 200
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
 
 
 def _plain(text: str) -> str:

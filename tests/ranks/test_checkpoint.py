@@ -32,7 +32,7 @@ def test_no_checkpoint(world: World, tmp_path: Path) -> None:
 
 
 def test_a_tensor_parallel_model_trains_as_one_rank_does(world: World, tmp_path: Path) -> None:
-    """20 steps on 2 ranks; from step 10 on, 3 ranks go on alike with what 2 saved."""
+    """20 steps on 2 ranks; from step 10 on, 3 ranks continue identically from what 2 saved."""
     folder = str(tmp_path / "checkpoint")
     alone = lost_checks.train_alone(20)
     assert alone[-1] < alone[0]

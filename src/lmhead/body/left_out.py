@@ -2,7 +2,7 @@
 
 Hooks cannot keep a module from computing. So a block that is to be left out becomes, once and for
 good, an instance of a subclass of its class whose `forward` first looks into a ContextVar: unless
-whoever runs the model now leaves this very block out, it goes on to the class's own `forward`.
+whoever runs the model now leaves this block out, it goes on to the class's own `forward`.
 Threads share a model as they do with the tap. The subclass has the name of the class; a copy or
 a pickle of the block is one of the class itself.
 """

@@ -76,7 +76,7 @@ def model_of(folder: Path, config: Any, dtype: torch.dtype | None) -> "PreTraine
         read_json(folder / "generation_config.json")
     try:
         with refusing(refused):
-            model, told = AutoModelForCausalLM.from_pretrained(
+            model, info = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 local_files_only=True,
@@ -87,7 +87,7 @@ def model_of(folder: Path, config: Any, dtype: torch.dtype | None) -> "PreTraine
             )
     finally:
         logging.set_verbosity(verbosity)
-    if missing := sorted(told["missing_keys"]):
+    if missing := sorted(info["missing_keys"]):
         raise BadCheckpoint(
             f"{folder} lacks {len(missing)} of the tensors of a {type(model).__name__} "
             f"({missing[0]}, ...), which would be random; expected a whole causal language model"

@@ -1,7 +1,7 @@
 """The tap: see, change or take what passes a module, in one run alone.
 
 A module that is tapped carries two hooks. They are put there once and stay; they hold nothing and
-do nothing, unless a ContextVar says that whoever runs the model now wants something of this very
+do nothing, unless a ContextVar says that whoever runs the model now wants something of this
 module. So threads share a model: each has its own context, and what one taps no other sees. The
 hooks are plain functions: a copy of a model has them as well, and a model with them is freed,
 saved and pickled like any other.

@@ -134,8 +134,8 @@ def _version(tensor: Tensor) -> int | None:
 
 def _hash(config: Any, tensors: Mapping[str, Tensor]) -> str:
     about = config.to_dict() if hasattr(config, "to_dict") else vars(config)
-    told = {name: value for name, value in about.items() if name not in _ELSEWHERE}
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode())
+    decisive = {name: value for name, value in about.items() if name not in _ELSEWHERE}
+    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode())
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         # Bytes, because numpy has no bfloat16.

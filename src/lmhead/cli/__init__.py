@@ -52,10 +52,10 @@ def _dispatch_together(words: list[str]) -> int:
 def _dispatch(arguments: list[str]) -> int:
     import typer
 
-    from lmhead.cli.explain import told
+    from lmhead.cli.explain import one_line_errors
 
     try:
-        with told():
+        with one_line_errors():
             code = _command(arguments).main(
                 args=arguments, prog_name="lmhead", standalone_mode=False
             )

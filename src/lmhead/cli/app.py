@@ -46,7 +46,7 @@ def _options(
         bool, typer.Option("--version", "-V", help="Show the version and exit.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="With --version: all that a bug report needs.")
+        bool, typer.Option("--verbose", help="With --version: everything a bug report needs.")
     ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error (works anywhere).")

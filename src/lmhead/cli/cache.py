@@ -61,7 +61,9 @@ def list_(json: Json = False) -> None:
 def verify(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="What to check; all.", autocompletion=_names),
+        typer.Argument(
+            metavar="[NAME]...", help="What to check; by default everything.", autocompletion=_names
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -124,7 +126,7 @@ def limit(
     size: Annotated[str, typer.Argument(metavar="SIZE", help="Such as 5GB, 800MB, or 0 for all.")],
     json: Json = False,
 ) -> None:
-    """Remove what was not used for longest, until the rest takes at most SIZE."""
+    """Remove what was used least recently, until the rest takes at most SIZE."""
     from lmhead.files.contents import keep_below, size_of
 
     _tell_removed(keep_below(size_of(size, "SIZE")), json)

@@ -32,10 +32,10 @@ def choose(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Tell how probable each of several continuations of a prompt is, and which one most.
+    """Score several continuations of a prompt, and say which is the most probable.
 
-    Log-probabilities are natural, of the whole continuation and per token, which favours no short
-    one. With a screened head (`lmhead screen`) only the rows that matter are read.
+    The log-probability of a continuation is shown as a whole, and per token, which does not favour
+    short ones. With a screened head (`lmhead screen`) only the rows that matter are read.
     """
     text = read_prompt(prompt)
     if len(option or ()) < 2:

@@ -78,18 +78,19 @@ def _show(result: "Comparison") -> None:
         render.out().print(moved)
 
 
-def _show_text(told: "OnText") -> None:
+def _show_text(on_text: "OnText") -> None:
     from lmhead.cli import render
 
     render.out().print()
     render.say(
-        f"next token: {told.disagreements:,} of {render.plural(told.positions, 'position')} differ "
-        f"({render.percent(told.disagreements / told.positions)}); KL(A || B) "
-        f"{told.mean_kl:.3g} in the mean, {told.max_kl:.3g} at most"
+        f"next token: {on_text.disagreements:,} of "
+        f"{render.plural(on_text.positions, 'position')} differ "
+        f"({render.percent(on_text.disagreements / on_text.positions)}); KL(A || B) "
+        f"{on_text.mean_kl:.3g} in the mean, {on_text.max_kl:.3g} at most"
     )
-    if told.worst:
+    if on_text.worst:
         table = render.table("behind", "A says", "B says", "position", "KL", left=3)
-        for row in told.worst:
+        for row in on_text.worst:
             table.add_row(
                 render.token(row.before),
                 render.token(row.a.text),

@@ -28,7 +28,7 @@ def detect(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Score texts with a detector: 1 is true, 0 is false, by what it has learned to tell."""
+    """Score texts with a detector: close to 1 it takes a text for true, close to 0 for false."""
     if lines and json:
         raise BadInput("--lines and --json are both given; expected one form of output")
     given: Iterable[str] = chain.from_iterable(_lines() if t == "-" else [t] for t in texts)

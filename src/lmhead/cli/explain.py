@@ -56,7 +56,7 @@ def as_typed(message: str, command: Any, named: Iterable[str] = ()) -> str:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     """Show our own warnings as one line each on stderr, as they come; other ones as Python does."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", LMHeadWarning)

@@ -17,7 +17,7 @@ def explore(
         str, typer.Option("--prompt", metavar="TEXT", help="The prompt to begin with.")
     ] = "The capital of France is",
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="0 takes any that is free.")
+        int, typer.Option("--port", min=0, max=65535, help="0 picks any free port.")
     ] = 8400,
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")
@@ -28,7 +28,9 @@ def explore(
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option("--export", metavar="FILE.html", help="Write the page as one file, and end."),
+        typer.Option(
+            "--export", metavar="FILE.html", help="Write the page as one file, then exit."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     device: Device = None,

@@ -16,10 +16,10 @@ from lmhead.cli.options import (
     Dtype,
     Json,
     Model,
+    choose_body,
     parse_order,
     read_prompt,
     renamed,
-    told_body,
 )
 from lmhead.cli.rows import Row, rows_of
 from lmhead.cli.sampling import with_controls
@@ -96,7 +96,7 @@ def generate(
     Greedy unless a sampling control asks for randomness (temperature, top-k, top-p, min-p, ...);
     bans, biases, penalties and grammars do not. A single text is streamed. A file of prompts gives
     one line of JSON per continuation, in order, as soon as it is there; other fields of a .jsonl
-    are passed on.
+    are kept.
     """
     if (prompt is None) == (prompts is None):
         raise BadInput("expected either PROMPT or --prompts FILE")
@@ -142,7 +142,7 @@ def generate(
     from lmhead.generation.engines import engine as engine_of
     from lmhead.loading import load
 
-    body = "max" if engine == "max" else told_body(body, model, device, dtype)
+    body = "max" if engine == "max" else choose_body(body, model, device, dtype)
     loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
     shared = launch.group()
     chosen = engine_of(loaded, engine, keepset=keepset, group=shared, progress=render.progress)
@@ -170,15 +170,15 @@ def generate(
     if json:
         made = []
         for i, result in enumerate(results):
-            made.append(_told(rows[i // samples], result) | (each.told(i) if each else {}))
+            made.append(_record(rows[i // samples], result) | (each.record(i) if each else {}))
         log = each.log if each else log
-        told = {"steering": steering.to_dict(log)} if steering else {}  # what the guard noted
-        render.print_json({"model": model, **told, "generations": made})
+        steered = {"steering": steering.to_dict(log)} if steering else {}  # what the guard noted
+        render.print_json({"model": model, **steered, "generations": made})
         return
     for i, result in enumerate(results):
         if prompts is not None:
-            told = _told(rows[i // samples], result) | (each.told(i) if each else {})
-            line = json_lines.dumps(told, ensure_ascii=False)
+            record = _record(rows[i // samples], result) | (each.record(i) if each else {})
+            line = json_lines.dumps(record, ensure_ascii=False)
             sys.stdout.write(line + "\n")
         else:
             if samples > 1:
@@ -196,15 +196,15 @@ def _rows(prompt: str | None, prompts: Path | None) -> list[Row]:
     from lmhead.generation import Generation
 
     rows = list(rows_of(prompts, "prompt", "messages"))
-    told = [field.name for field in fields(Generation) if field.name != "prompt"]
+    names = [field.name for field in fields(Generation) if field.name != "prompt"]
     for row in rows:
-        row.check_fields(told)
+        row.check_fields(names)
     if not rows:
         raise BadInput(f"--prompts {prompts} holds no prompt; expected one per line")
     return rows
 
 
-def _told(row: Row, result: "Generation") -> dict[str, Any]:
+def _record(row: Row, result: "Generation") -> dict[str, Any]:
     return row.with_result(result.to_dict(), given=["prompt"])
 
 

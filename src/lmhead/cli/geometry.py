@@ -40,7 +40,7 @@ def geometry(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Show how the rows of a head lie: norms, spectrum, effective rank, untrained and equal rows.
+    """Describe the rows of a head: norms, spectrum, effective rank, untrained and equal rows.
 
     Only the head is read, memory-mapped and in chunks. What looks untrained is a suspicion: markers
     that were added after the training look the same.
@@ -98,8 +98,8 @@ def _show(result: "Geometry") -> None:
         facts("placeholders", render.plural(result.placeholder_rows, "row"))
     facts("equal rows", f"{render.plural(result.duplicate_rows, 'row')} equal to one before")
     special = f", and {render.plural(result.untrained_special, 'special token')}"
-    told = render.plural(result.untrained_count, "row")
-    facts("look untrained", told + (special if result.untrained_special else ""))
+    rows = render.plural(result.untrained_count, "row")
+    facts("look untrained", rows + (special if result.untrained_special else ""))
     facts.print()
     _list("look untrained", "cosine", result.untrained)
     if not result.near_to and not result.raised:

@@ -22,8 +22,10 @@ def inspect(
         ),
     ] = None,
     same_model: ModelOption = None,
-    batch: Annotated[int, typer.Option(min=1, help="Batch that the logits are counted for.")] = 8,
-    sequence: Annotated[int, typer.Option(min=1, help="And its length in tokens.")] = 2048,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size for the memory of the logits.")] = 8,
+    sequence: Annotated[
+        int, typer.Option(min=1, help="Sequence length for the same, in tokens.")
+    ] = 2048,
     json: Json = False,
 ) -> None:
     """Count a head: size, share of the model, bytes, memory of its logits, unreachable rows."""

@@ -27,11 +27,13 @@ def lens(
     model: Model = DEFAULT_MODEL,
     token: Annotated[
         str | None,
-        typer.Option("--token", help="Follow this token up: its text, or #ID."),
+        typer.Option("--token", help="Follow this token through the blocks: its text, or #ID."),
     ] = None,
     position: Annotated[
         int,
-        typer.Option("--position", help="Which token's successor to show; -1 is the last one's."),
+        typer.Option(
+            "--position", help="Show what follows the token at this position; -1 is the last."
+        ),
     ] = -1,
     all_positions: Annotated[
         bool, typer.Option("--all", help="Show every position: the best token of each cell.")

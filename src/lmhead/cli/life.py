@@ -60,9 +60,9 @@ class Sign:
                 if self._over.is_set():
                     return
                 seconds = time.monotonic() - started
-                told = f" {seconds:.0f} s" if seconds >= 2 else ""
+                elapsed = f" {seconds:.0f} s" if seconds >= 2 else ""
                 sign = _FRAMES[frame % len(_FRAMES)] if _unicode(self._stderr) else "..."
-                self._stderr.write(f"{_ERASE}{sign} working{told}")
+                self._stderr.write(f"{_ERASE}{sign} working{elapsed}")
                 self._stderr.flush()
                 self._drawn = True
             frame += 1

@@ -8,7 +8,7 @@ from lmhead.cli.options import Json, built_in_names
 
 
 def models(json: Json = False) -> None:
-    """List the built-in models: size, licence, and whether they are here."""
+    """List the built-in models: size, licence, and whether they are in the cache."""
     from lmhead.cli import render
     from lmhead.models.fetch import folder_of, is_here
     from lmhead.models.registry import BUILT_IN, DEFAULT_MODEL
@@ -56,7 +56,7 @@ def pull(
     ] = False,
     verify: Annotated[
         bool,
-        typer.Option("--verify", help="Hash every file again; make anew what is damaged."),
+        typer.Option("--verify", help="Hash every file again, and repair what is damaged."),
     ] = False,
     json: Json = False,
 ) -> None:

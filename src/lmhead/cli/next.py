@@ -12,9 +12,9 @@ from lmhead.cli.options import (
     Dtype,
     Json,
     Model,
+    choose_body,
     parse_order,
     read_prompt,
-    told_body,
 )
 from lmhead.cli.sampling import with_controls
 from lmhead.models.registry import DEFAULT_MODEL
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @with_controls(
     without=("logprobs", "logprobs_mode"),
-    temperature="Divide the logits by this; 1 if it is not given, 0 leaves the best token alone.",
+    temperature="Divide the logits by this; 1 by default; 0 keeps only the best token.",
     min_tokens="Above 0: no token may end the text here.",
-    seed="Fixes what XTC drops.",
+    seed="Makes what XTC drops reproducible.",
 )
 def next_(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text, or - for stdin.")],
@@ -50,7 +50,7 @@ def next_(
 ) -> None:
     """Show the most probable next tokens of a prompt, and the mass of the rest.
 
-    With sampling controls the table also tells what each token has after the filters; those that
+    With sampling controls the table also shows each token's probability after them; tokens that
     were cut come last.
     """
     text = read_prompt(prompt)
@@ -62,7 +62,7 @@ def next_(
     parsed = parse_order(order)
     if params is not None:
         check_sampling(params, parsed)
-    chosen = told_body(body, model, device, dtype)
+    chosen = choose_body(body, model, device, dtype)
     loaded, head = launch.prepared(model, device, dtype, chosen)
     if params is not None:
         params = launch.seeded(params)

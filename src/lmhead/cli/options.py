@@ -46,7 +46,7 @@ Device = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option(
-        "--dtype", help="Its numbers: float32, bfloat16 or float16; as they are stored by default."
+        "--dtype", help="Its number format: float32, bfloat16 or float16; by default as stored."
     ),
 ]
 Body = Annotated[
@@ -76,7 +76,7 @@ def one_model(argument: str | None, option: str | None, default: str | None = No
     return model
 
 
-def told_body(body: str, model: str, device: str | None, dtype: str | None) -> str:
+def choose_body(body: str, model: str, device: str | None, dtype: str | None) -> str:
     """Check the name of a body, and say which one `auto` takes where it is not torch."""
     from lmhead.loading import check_body, chosen_body
 

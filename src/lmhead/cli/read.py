@@ -30,7 +30,7 @@ def read(
         typer.Option(
             "--stride",
             min=1,
-            help="Read a text beyond the model's context in windows, each this much further on.",
+            help="Read a text longer than the context in windows that move by this many tokens.",
         ),
     ] = None,
     force: Force = False,
@@ -38,7 +38,7 @@ def read(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Show a text in colours: how probable each token was, given what stands before it.
+    """Show a text in colours: how probable each token was, given the text before it.
 
     --surprises and --json tell log-probability, rank, entropy and what the model expected instead.
     """
@@ -75,14 +75,14 @@ def _show(result: "Reading") -> None:
     for token in result.tokens:
         line.append(render.running(token.text), style=render.heat(surprise(token)))
     render.out().print(line, soft_wrap=False)
-    told = sum(token.logprob is not None for token in result.tokens)
+    scored = sum(token.logprob is not None for token in result.tokens)
     scale = Text("\nexpected ")
     for step in range(5):
         scale.append("  ", style=render.heat(step / 4))
     scale.append(f" not at all (-{SURE:g} and less)")
     render.out().print(scale)
     if result.perplexity is not None:
-        render.say(f"perplexity {result.perplexity:.4g} over {render.plural(told, 'token')}")
+        render.say(f"perplexity {result.perplexity:.4g} over {render.plural(scored, 'token')}")
 
 
 def _show_surprises(result: "Reading", top: int) -> None:

@@ -57,7 +57,7 @@ def progress(title: str, total: int | None = None) -> Iterator[Advance]:
     """Show a bar on a terminal, or plain lines where a step takes more than a second."""
     started = time.monotonic()
     if not err().is_terminal:
-        with _told(title, unknown=total is None):
+        with _waiting(title, unknown=total is None):
             yield _lines(title, total, started)
         if (took := time.monotonic() - started) > 1:
             err().print(Text(plain(f"{title}: done in {took:.1f} s")))
@@ -79,14 +79,14 @@ def progress(title: str, total: int | None = None) -> Iterator[Advance]:
 
 def _lines(title: str, total: int | None, started: float) -> Advance:
     """Return what prints, every ten seconds, how far a step is and how long it will take."""
-    done, told = 0, started
+    done, shown_at = 0, started
 
     def advance(n: int) -> None:
-        nonlocal done, told
+        nonlocal done, shown_at
         done += n
         now = time.monotonic()
-        if total and 0 < done < total and now - told >= _EVERY:
-            told = now
+        if total and 0 < done < total and now - shown_at >= _EVERY:
+            shown_at = now
             left = (now - started) * (total - done) / done
             err().print(Text(plain(f"{title}: {done / total:.0%}, about {left:.0f} s left")))
 
@@ -94,8 +94,8 @@ def _lines(title: str, total: int | None, started: float) -> Advance:
 
 
 @contextmanager
-def _told(title: str, unknown: bool) -> Iterator[None]:
-    """Name a step that may take for ever (a wait for another process) while it lasts."""
+def _waiting(title: str, unknown: bool) -> Iterator[None]:
+    """Name a step of unknown length (a wait for another process) while it lasts."""
     timer = threading.Timer(1.0, lambda: err().print(Text(plain(f"{title} ..."))))
     timer.daemon = True
     if unknown:

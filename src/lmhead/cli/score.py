@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmhead.cli.options import Body, Chat, Device, Dtype, Json, Model, told_body
+from lmhead.cli.options import Body, Chat, Device, Dtype, Json, Model, choose_body
 from lmhead.cli.rows import Row, is_json_lines, rows_of
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
@@ -25,14 +25,14 @@ def score(
         list[str],
         typer.Argument(
             metavar="TEXT...|FILE",
-            help='Texts, or files: one text per line, or .jsonl with {"text": ...} and perhaps a '
-            '"prompt" before it ("completion" says the same as "text"). - is stdin.',
+            help='Texts, or files: one text per line, or .jsonl with {"text": ...} and '
+            'optionally a "prompt" ("completion" works for "text" too). - is stdin.',
         ),
     ],
     model: Model = DEFAULT_MODEL,
     prompt: Annotated[
         str | None,
-        typer.Option("--prompt", help="What stands before every text; it is not scored."),
+        typer.Option("--prompt", help="A prompt before every text; it is not scored itself."),
     ] = None,
     chat: Chat = False,
     whole: Annotated[
@@ -43,11 +43,11 @@ def score(
         typer.Option(
             "--stride",
             min=1,
-            help="Read texts beyond the model's context in windows, each this much further on.",
+            help="Read texts longer than the context in windows that move by this many tokens.",
         ),
     ] = None,
     summary: Annotated[
-        bool, typer.Option("--summary", help="Leave out the single tokens.")
+        bool, typer.Option("--summary", help="Print the totals only, without single tokens.")
     ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts that run together.")] = 8,
     body: Body = "auto",
@@ -55,11 +55,11 @@ def score(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Tell the log-probability of every token of a text, their sum, and the perplexity.
+    """Show the log-probability of every token of a text, their sum, and the perplexity.
 
-    Logarithms are natural. The first token has none, unless a prompt, or a token that the tokenizer
-    puts at the beginning, stands before it. JSON lines give JSON lines, as they come: each row with
-    all its fields and a "score".
+    Logarithms are natural. The first token has no log-probability unless a prompt, or a token that
+    the tokenizer adds, comes before it. JSON lines in give JSON lines out: each row with all its
+    fields and a "score".
     """
     sources = [_source(text, whole) for text in texts]
     files = [source for source in sources if isinstance(source, Path)]
@@ -72,16 +72,16 @@ def score(
     # a row may have a prompt of its own
     prompted = prompt is not None or bool(files)
     check_scoring(chat=chat, prompted=prompted, stride=stride, batch_size=batch_size)
-    chosen = told_body(body, model, device, dtype)
+    chosen = choose_body(body, model, device, dtype)
     loaded, head = launch.prepared(model, device, dtype, chosen)
     rows, read = tee(_rows(sources))
-    told = scores(
+    results = scores(
         (_pair(row, prompt) for row in read), loaded, chat=chat, stride=stride,
         batch_size=batch_size, head=head,
     )  # fmt: skip
     kept: list[TextScore] = []
     with render.progress("scoring", total=total) as advance:
-        for row, result in zip(rows, told, strict=True):
+        for row, result in zip(rows, results, strict=True):
             advance(1)
             if row.from_json and not json:
                 line = row.with_result({"score": _fields(result, summary)})
@@ -144,8 +144,8 @@ def _pair(row: Row, prompt: str | None) -> tuple[str | None, str]:
 
 
 def _fields(result: "TextScore", summary: bool) -> dict[str, Any]:
-    told = result.to_dict(tokens=not summary)
-    return {name: value for name, value in told.items() if name not in ("text", "prompt")}
+    data = result.to_dict(tokens=not summary)
+    return {name: value for name, value in data.items() if name not in ("text", "prompt")}
 
 
 def _show_tokens(result: "TextScore") -> None:

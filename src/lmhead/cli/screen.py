@@ -12,7 +12,7 @@ def screen(
     model: ModelArgument = None,
     same_model: ModelOption = None,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Make the copy anew even if it is there.")
+        bool, typer.Option("--rebuild", help="Make the copy again even if it exists.")
     ] = False,
     json: Json = False,
 ) -> None:

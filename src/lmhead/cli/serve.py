@@ -14,9 +14,9 @@ from lmhead.models.registry import DEFAULT_MODEL
 def serve(
     model: Model = DEFAULT_MODEL,
     host: Annotated[
-        str, typer.Option(help="Where to listen; any but this machine's own needs a key.")
+        str, typer.Option(help="The address to listen on; any but this machine's own needs a key.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8401,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks any free port.")] = 8401,
     engine: Annotated[
         str, typer.Option(help="dense, screened, max (for GPT-2), or auto: the fastest here.")
     ] = "auto",
@@ -38,7 +38,7 @@ def serve(
         str | None, typer.Option("--name", help="What clients call the model; MODEL by default.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences that run together.")] = 8,
-    queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait beside them.")] = 64,
+    queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait for a place.")] = 64,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=1, help="Tokens of one choice at most.")
     ] = 4096,
@@ -48,7 +48,11 @@ def serve(
     ] = 30.0,
     cors: Annotated[
         list[str] | None,
-        typer.Option("--cors", metavar="ORIGIN", help="Let pages of this origin ask; repeatable."),
+        typer.Option(
+            "--cors",
+            metavar="ORIGIN",
+            help="Let web pages of this origin send requests; repeatable.",
+        ),
     ] = None,
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Write prompts into the log as well.")
@@ -57,10 +61,10 @@ def serve(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Serve a model: completions, chat, scores and steering over HTTP, as OpenAI's clients ask.
+    """Serve a model: completions, chat, scores and steering over HTTP, for OpenAI's clients.
 
-    It listens on this machine alone unless told otherwise. Ctrl-C or SIGTERM ends it: what runs is
-    finished first. docs/serve.md shows clients.
+    It listens on this machine only, unless `--host` says otherwise. Ctrl-C or SIGTERM ends it, once
+    the running requests are finished. docs/serve.md shows clients.
     """
     try:
         import fastapi  # noqa: F401

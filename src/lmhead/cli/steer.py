@@ -33,7 +33,9 @@ def check(
     budget: Budget = None,
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", help="Texts to measure on, one per line; 24 plain sentences."),
+        typer.Option(
+            "--prompts", help="Texts to measure on, one per line; by default 24 plain sentences."
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw delta over the vocabulary into a .png.")

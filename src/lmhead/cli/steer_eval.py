@@ -20,10 +20,10 @@ def eval_(
     data: DataFile,
     model: Model = DEFAULT_MODEL,
     seed: Annotated[
-        int | None, typer.Option(help="Of the split; that of the vector's card, if not given.")
+        int | None, typer.Option(help="Seed of the split; by default that of the vector's card.")
     ] = None,
     test: Annotated[
-        float | None, typer.Option(help="The share held out; the card's, if not given.")
+        float | None, typer.Option(help="The share to hold out; by default that of the card.")
     ] = None,
     seen: Annotated[
         bool, typer.Option("--seen", help="Allow rows that the vector was trained on.")
@@ -43,7 +43,7 @@ def eval_(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Evaluate a vector on held-out rows, beside simpler ways and beside what else it does.
+    """Evaluate a vector on held-out rows, with simpler baselines and its side effects.
 
     With --budget or --kl-cap a steering vector is lowered and held back, as while generating.
     """

@@ -35,7 +35,7 @@ def frontier(
     validation: Validation = None,
     test: TestShare = 0.25,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds to average over.")] = 3,
-    epochs: Annotated[int, typer.Option(min=1, help="Of each stage of a detector.")] = 20,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each stage of a detector.")] = 20,
     on_test: Annotated[
         bool, typer.Option("--on-test", help="Measure on the test rows, once all is chosen.")
     ] = False,

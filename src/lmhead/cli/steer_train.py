@@ -40,7 +40,8 @@ Layer = Annotated[
 ]
 Labels = Annotated[int, typer.Option("--labels", help="How many labels are used in all.")]
 Unlabelled = Annotated[
-    int, typer.Option("--unlabelled", min=0, help="How many rows at most, whose labels are hidden.")
+    int,
+    typer.Option("--unlabelled", min=0, help="How many rows to use without their labels, at most."),
 ]
 Validation = Annotated[
     int | None,
@@ -51,9 +52,9 @@ Validation = Annotated[
     ),
 ]
 TestShare = Annotated[
-    float, typer.Option("--test", help="The share of the data that is held out from all this.")
+    float, typer.Option("--test", help="The share of the data to hold out for testing.")
 ]
-Seed = Annotated[int, typer.Option("--seed", help="It decides the split and the training.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the split and of the training.")]
 
 
 def parse_layer(layer: str) -> int | str:
@@ -93,7 +94,7 @@ def train(
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(min=1, help="For tsv: of each of its two stages; 20 by default."),
+        typer.Option(min=1, help="For tsv: epochs of each of its two stages; 20 by default."),
     ] = None,
     kl: Annotated[
         float,
@@ -136,7 +137,7 @@ def train(
 ) -> None:
     """Train a vector, choosing by labels but never by test rows, and write it with its card.
 
-    A `tsv` training that was killed goes on where it was, when called again in the same way.
+    A `tsv` training that was killed continues where it stopped when you repeat the command.
     """
     if out.suffix != ".safetensors":  # before minutes of work, not after
         raise BadInput(f"the vector's file is {out.name}; expected a name in .safetensors")
@@ -182,7 +183,7 @@ def train(
         request,
         checkpoint=checkpoint,
         progress=render.progress,
-        report=lambda told: render.note(_line(told)),
+        report=lambda figures: render.note(_line(figures)),
     )
     vector.save(out)
     if checkpoint is not None:
@@ -209,11 +210,11 @@ _TOLD = (
 )
 
 
-def _line(told: dict[str, float]) -> str:
+def _line(figures: dict[str, float]) -> str:
     """Write what a training tells after an epoch."""
     names = {"loss": "loss", "auroc": "validation AUROC", "max_delta": "max delta", "max_kl": "KL"}
-    parts = [f"{names[k]} {told[k]:.3f}" for k in names if k in told]
-    return f"epoch {told['epoch']:.0f}: {', '.join(parts)}"
+    parts = [f"{names[k]} {figures[k]:.3f}" for k in names if k in figures]
+    return f"epoch {figures['epoch']:.0f}: {', '.join(parts)}"
 
 
 def _show(vector: "SteeringVector", out: Path) -> None:

@@ -22,7 +22,7 @@ Alpha = Annotated[
     float | None,
     typer.Option(
         "--alpha",
-        help="The strength of every vector; its own, if not given.",
+        help="The strength of every vector; by default its own.",
         rich_help_panel="Steering",
     ),
 ]
@@ -182,7 +182,7 @@ class Requests:
         self._made.append(self._first.alone())
         return self._made[-1]
 
-    def told(self, place: int) -> dict[str, Any]:
+    def record(self, place: int) -> dict[str, Any]:
         """Return the JSON fields of a request: what its guard noted, if it has one."""
         log = getattr(self._made[place], "log", None)
         return {} if log is None else {"guard": log.to_dict()}

@@ -54,7 +54,9 @@ def trim(
     errors: OnErrors = Errors.fail,
     counts: Annotated[
         list[Path] | None,
-        typer.Option("--counts", help="A file of `lmhead count`; may be repeated, and adds up."),
+        typer.Option(
+            "--counts", help="A file that `lmhead count` wrote; repeat it to add counts up."
+        ),
     ] = None,
     min_count: Annotated[
         int, typer.Option(min=1, help="Keep tokens that the corpus holds this often.")
@@ -83,8 +85,8 @@ def trim(
             min=0,
             max=1,
             help="Run the model over the corpus and keep its choice at every step, and this share "
-            f"of all its probability there ({_DEFAULT_COVERAGE} with a corpus; --plan tells the "
-            "price of others).",
+            f"of all its probability there ({_DEFAULT_COVERAGE} with a corpus; --plan shows what "
+            "others cost).",
         ),
     ] = None,
     no_coverage: Annotated[
@@ -101,7 +103,7 @@ def trim(
         ),
     ] = 48,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=1, help="By how many tokens.")
+        int, typer.Option("--max-tokens", "-n", min=1, help="Tokens of each continuation.")
     ] = 64,
     proof_prompts: Annotated[
         int, typer.Option(min=1, help="Prompts that the proof compares greedy text on.")
@@ -129,14 +131,14 @@ def trim(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="A first look: listen to the model and prove on little, in seconds."
+            "--quick", help="A first look in seconds: run the model and the proof on little text."
         ),
     ] = False,
     no_resume: Annotated[
         bool,
         typer.Option(
             "--no-resume",
-            help="Listen to the model again, whatever the cache holds of an earlier run.",
+            help="Run the model again, even if the cache has its answers from an earlier run.",
         ),
     ] = False,
     ray: Annotated[
@@ -151,7 +153,7 @@ def trim(
     length: OldLength = None,
     json: Json = False,
 ) -> None:
-    """Cut a model's vocabulary down to what you need, prove that, and only then publish it.
+    """Cut a model's vocabulary down to what you need, prove it, and only then write it.
 
     Bytes, special and added tokens, the chat template and all that a kept token is made of always
     stay. Every text of the corpus keeps its tokens, and every kept logit its bits.

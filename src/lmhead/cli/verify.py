@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 def verify(
     original: Annotated[
-        str | None, typer.Argument(metavar="ORIGINAL", help="The model before.", show_default=False)
+        str | None,
+        typer.Argument(metavar="ORIGINAL", help="The original model.", show_default=False),
     ] = None,
     trimmed: Annotated[
         str | None,
@@ -40,11 +41,18 @@ def verify(
     errors: OnErrors = Errors.fail,
     proof_prompts: Annotated[
         int | None,
-        typer.Option(min=1, help="Prompts to compare greedy text on (those of the trim's proof)."),
+        typer.Option(
+            min=1, help="Prompts to compare greedy text on; by default those of the trim's proof."
+        ),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", "-n", min=1, help="By how many tokens (as in its proof)."),
+        typer.Option(
+            "--max-tokens",
+            "-n",
+            min=1,
+            help="Tokens of each greedy text; by default as in the trim's proof.",
+        ),
     ] = None,
     model_option: ModelOption = None,
     prompts: OldPrompts = None,

@@ -35,16 +35,24 @@ def why(
     position: Annotated[
         int,
         typer.Option(
-            "--position", help="Which token's successor to explain; -1 is the last one's."
+            "--position", help="Explain what follows the token at this position; -1 is the last."
         ),
     ] = -1,
-    heads: Annotated[bool, typer.Option("--heads", help="Tell attention head by head.")] = False,
+    heads: Annotated[bool, typer.Option("--heads", help="Split attention into its heads.")] = False,
     neurons: Annotated[
         int | None,
-        typer.Option("--neurons", min=0, metavar="BLOCK", help="Tell this block's MLP by neurons."),
+        typer.Option(
+            "--neurons",
+            min=0,
+            metavar="BLOCK",
+            help="Split the MLP of this block into its neurons.",
+        ),
     ] = None,
     top: Annotated[
-        int, typer.Option("--top", min=1, help="Show so many parts, and neurons of each sign.")
+        int,
+        typer.Option(
+            "--top", min=1, help="How many parts to show, and how many neurons of each sign."
+        ),
     ] = 20,
     in_order: Annotated[
         bool, typer.Option("--in-order", help="Show every part, from the embedding up.")
@@ -59,7 +67,7 @@ def why(
     """Show what each attention and MLP added to a token's logit; the parts add up to it.
 
     This is the direct effect, through the final norm, scale and softcap; what a block does to later
-    blocks counts as theirs. A model whose blocks cannot be told apart is refused by name.
+    blocks counts as theirs. A model whose blocks cannot be separated is refused with the reason.
     """
     text = read_prompt(prompt)
     wanted, other = token_given(token), token_given(against)
@@ -118,17 +126,17 @@ def _show(result: "Why", top: int | None) -> None:
 
 
 def _numbers(reason: "Reason", result: "Why") -> list[str]:
-    told = [reason.value]
+    values = [reason.value]
     if result.against is not None:
-        told += [reason.to_token, reason.to_against or 0.0]
-    return [f"{value:+.4f}" for value in told]
+        values += [reason.to_token, reason.to_against or 0.0]
+    return [f"{value:+.4f}" for value in values]
 
 
 def _sums(reasons: "list[Reason] | tuple[Reason, ...]", result: "Why") -> list[str]:
-    told = [sum(r.value for r in reasons)]
+    values = [sum(r.value for r in reasons)]
     if result.against is not None:
-        told += [sum(r.to_token for r in reasons), sum(r.to_against or 0.0 for r in reasons)]
-    return [f"{value:+.4f}" for value in told]
+        values += [sum(r.to_token for r in reasons), sum(r.to_against or 0.0 for r in reasons)]
+    return [f"{value:+.4f}" for value in values]
 
 
 def _show_neurons(result: "Why") -> None:

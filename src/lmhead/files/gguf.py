@@ -210,7 +210,7 @@ def open_gguf(path: Path) -> GGUFFile:
     for _ in range(key_count):
         key = reader.string()
         if key in metadata:
-            raise reader.damaged(f"the key {key!r} stands there twice")
+            raise reader.damaged(f"the key {key!r} appears twice")
         kind, start = reader.kind(), reader.position
         metadata[key] = reader.value(kind)
         keys[key] = RawKey(key, kind, start, reader.position)
@@ -239,7 +239,7 @@ def open_gguf(path: Path) -> GGUFFile:
     tensors: dict[str, GGUFTensor] = {}
     for name, shape, kind, offset in records:
         if name in tensors:
-            raise reader.damaged(f"the tensor {name!r} stands there twice")
+            raise reader.damaged(f"the tensor {name!r} appears twice")
         tensors[name] = _place(reader, name, shape, kind, start + offset)
     return GGUFFile(path, version, metadata, keys, tensors, alignment, data)
 

@@ -131,11 +131,11 @@ def stream(
     encoded(
         loaded, given[0], chat=chat
     )  # what is wrong with it is said now, not at the first piece
-    told = events(
+    running = events(
         given, loaded, params=chosen, max_tokens=max_tokens, order=order, stop=stop, chat=chat,
         head=head,
     )  # fmt: skip
-    return (event.text for event in told if event.text)
+    return (event.text for event in running if event.text)
 
 
 def params_of(params: SamplingParams | None, controls: dict[str, Any]) -> SamplingParams:
@@ -194,7 +194,7 @@ def events(
     head: Head | None = None,
     steering: Callable[[], Steering] | None = None,
 ) -> Iterator[Event]:
-    """Continue prompts together; tell of each sequence, by its place, as it grows and ends.
+    """Continue prompts together; yield events of each sequence, by its place, as it grows and ends.
 
     `steering` is called once for each sequence, in their order, and gives what steers it.
     """

@@ -68,7 +68,7 @@ def choose(
     dtype: str | torch.dtype | None = None,
     progress: Progress = silent,
 ) -> Choice:
-    """Tell how probable each of some continuations of a prompt is.
+    """Score several continuations of a prompt, and say which is the most probable.
 
     Prompt and option are put together as they are: begin an option with a space where the text
     has one there. `chat` wraps the prompt in the model's chat template; an option is the answer.
@@ -94,7 +94,7 @@ def choose(
         found = list(scores(pairs, loaded, chat=chat, head=head))
     best = max(one.logprob for one in found)
     whole = math.fsum(math.exp(one.logprob - best) for one in found)
-    told = tuple(
+    scored = tuple(
         Option(
             one.text, one.ids, one.tokens,
             tuple(p for p in one.logprobs if p is not None),
@@ -102,12 +102,12 @@ def choose(
         )
         for one in found
     )  # fmt: skip
-    places = range(len(told))
+    places = range(len(scored))
     return Choice(
         prompt,
-        told,
-        max(places, key=lambda n: told[n].logprob),
-        max(places, key=lambda n: told[n].mean),
+        scored,
+        max(places, key=lambda n: scored[n].logprob),
+        max(places, key=lambda n: scored[n].mean),
         error,
     )
 

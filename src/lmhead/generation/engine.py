@@ -24,7 +24,7 @@ from torch import Tensor
 from lmhead.body import Memory
 from lmhead.body.joining import joining
 from lmhead.errors import BadInput
-from lmhead.generation.asking import next_ids
+from lmhead.generation.next_ids import next_ids
 from lmhead.generation.reading import Heed, Reading, short_and_long
 from lmhead.generation.request import Event, Request
 from lmhead.generation.sequence import (
@@ -138,28 +138,28 @@ class Engine:
         """
         if not self.busy:
             return []
-        told: list[Event] = []
+        events: list[Event] = []
         try:
-            h = self._read(told)
+            h = self._read(events)
             drawn = self._draw(h) if self._going else []
         except BaseException:
             self._keep([])
             raise
-        told += [self._accept(s, one) for s, one in zip(self._going, drawn, strict=True)]
-        ended = {event.id for event in told if event.result or event.error}
+        events += [self._accept(s, one) for s, one in zip(self._going, drawn, strict=True)]
+        ended = {event.id for event in events if event.result or event.error}
         if ended:
             self._keep([s for s in self._going if s.id not in ended])
-        return told
+        return events
 
     def run(self) -> Iterator[Event]:
         """Step until every request is at its end."""
         while self.busy:
             yield from self.step()
 
-    def _read(self, told: list[Event]) -> Tensor:
+    def _read(self, events: list[Event]) -> Tensor:
         """Run the body on the last tokens and on the newcomers; return h `[R, d]`.
 
-        `told` learns of prompts that could not be read, where anybody else is left.
+        `events` learns of prompts that could not be read, where anybody else is left.
         """
         parts = []
         if self._going:
@@ -175,7 +175,7 @@ class Engine:
             parts += self._read_prompts(reading, failed)
         if failed and (self._choose is not None or not (self._going or self._reading)):
             raise failed[0][1]
-        told += [Event(s.id, error=error) for s, error in failed]
+        events += [Event(s.id, error=error) for s, error in failed]
         return torch.cat(parts) if len(parts) > 1 else parts[0] if parts else torch.empty(0)
 
     def _newcomers(self) -> tuple[list[Reading], list[Reading]]:
@@ -302,8 +302,8 @@ class Engine:
             for i, place in enumerate(places):
                 alone |= self._ask([place], x[i : i + 1], answered)
             return alone
-        told = logprobs if logprobs is not None else [None] * len(ids)
-        return {p: Drawn(i, row) for p, i, row in zip(places, ids, told, strict=True)}
+        rows_of_logprobs = logprobs if logprobs is not None else [None] * len(ids)
+        return {p: Drawn(i, row) for p, i, row in zip(places, ids, rows_of_logprobs, strict=True)}
 
     def _accept(self, s: Running, drawn: Drawn) -> Event:
         """Let a sequence grow by the token that was drawn for it."""

@@ -26,7 +26,7 @@ def engine(
     progress: Progress = silent,
     note: Callable[[str], None] = _tell,
 ) -> Head:
-    """Return an engine with the verbs of `model.head`, and its answers.
+    """Return an engine with the methods and the answers of `model.head`.
 
     - `auto`: the screened one where its int8 copy was made (`lmhead screen`), beside the model or
       in the cache, and its loops can be compiled; else the dense one.

@@ -84,14 +84,14 @@ class Reading:
         if self.heed is not None:
             last_rows = [starts[_key(s)] + s.rows - 1 for s in self.read]
             self.heed(h[last_rows], [s.id for s in self.read])
-        told: dict[tuple[tuple[int, ...], int, int | None], list[Logprobs | None]] = {}
+        known: dict[tuple[tuple[int, ...], int, int | None], list[Logprobs | None]] = {}
         for key, s in self._firsts.items():
             if s.request.prompt_logprobs is not None:
                 own = h[starts[key] : starts[key] + s.rows, -len(s.request.ids) :]
-                told[key] = prompt_logprobs(head, own.transpose(0, 1), s)
+                known[key] = prompt_logprobs(head, own.transpose(0, 1), s)
         for s in self.group:
             if s.request.prompt_logprobs is not None:
-                s.prompt_logprobs = tuple(told[_key(s)])
+                s.prompt_logprobs = tuple(known[_key(s)])
         last, memory = h[:, -1], self.memory
         assert memory is not None  # it has read
         if len(self.read) < len(self.group):
@@ -107,7 +107,7 @@ def prompt_logprobs(head: Head, h: Tensor, s: Running) -> list[Logprobs | None]:
     They are those of the model as it is steered for this request, before any sampling filter.
     """
     ids, steering = list(s.request.ids), s.request.steering
-    told: list[Logprobs | None] = [None]
+    found: list[Logprobs | None] = [None]
     size = max(1, LOGITS_AT_ONCE // head.vocab_size)
     noted = None if steering is None else steering.alone()  # what it notes is of no request
     for start in range(0, len(ids) - 1, size):
@@ -116,8 +116,8 @@ def prompt_logprobs(head: Head, h: Tensor, s: Running) -> list[Logprobs | None]:
         if z is None:
             z = head(before[:, -1])
         targets = ids[start + 1 : start + 1 + len(before)]
-        told += top_logprobs(z.float(), targets, s.request.prompt_logprobs or 0)
-    return told
+        found += top_logprobs(z.float(), targets, s.request.prompt_logprobs or 0)
+    return found
 
 
 def _key(s: Running) -> tuple[tuple[int, ...], int, int | None]:

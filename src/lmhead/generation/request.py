@@ -64,7 +64,7 @@ class Steering(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """A sequence to continue, with all that is its own.
+    """A sequence to continue, with its own sampler, seed, limits and steering.
 
     - `sampler`: how tokens are chosen; its parameters hold the ids that end the text.
     - `seed` replaces that of the sampler; `index` tells apart several sequences of one seed.

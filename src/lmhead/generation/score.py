@@ -40,7 +40,7 @@ WINDOW = 8  # batches whose texts are sorted by length, so that little is padded
 
 @dataclass(frozen=True)
 class TextScore:
-    """How probable a text is, behind its prompt where it has one."""
+    """How probable a text is, given the prompt before it where it has one."""
 
     text: str
     prompt: str | None
@@ -62,9 +62,9 @@ class TextScore:
 
 def perplexity(scores: Iterable[TextScore]) -> float | None:
     """Return the perplexity of all texts together, every token counting alike."""
-    told = [(s.logprob, s.scored) for s in scores]
-    scored = sum(n for _, n in told)
-    return _perplexity(sum(total for total, _ in told), scored)
+    totals = [(s.logprob, s.scored) for s in scores]
+    scored = sum(n for _, n in totals)
+    return _perplexity(sum(total for total, _ in totals), scored)
 
 
 def score_text(
@@ -116,13 +116,13 @@ def score_text(
     )
     pairs = list(zip(prompts, given, strict=True))
     with progress("scoring", total=len(pairs)) as advance:
-        told = []
+        results = []
         for result in scores(
             pairs, loaded, chat=chat, stride=stride, batch_size=batch_size, head=head
         ):
-            told.append(result)
+            results.append(result)
             advance(1)
-    return told
+    return results
 
 
 def check_scoring(*, chat: bool, prompted: bool, stride: int | None, batch_size: int) -> None:
@@ -196,7 +196,7 @@ class _Item:
             return
         if stride is None:
             raise BadInput(
-                f"a text has {len(ids):,} tokens with what stands before it, but {model.name} "
+                f"a text has {len(ids):,} tokens with its prompt, but {model.name} "
                 f"reads at most {context:,}; shorten it, or give a stride to read it in windows",
                 names=["stride"],
             )
@@ -283,13 +283,13 @@ def _logprobs(head: Head, h: Tensor, targets: Tensor, V: int, error: float) -> T
     if not head.reads_all and head.vocab_size == V:  # it has something better to do
         return -head.loss(h, targets.to(h.device), reduction="none").float().cpu()
     size = max(1, LOGITS_AT_ONCE // V)
-    told = []
+    parts = []
     for start in range(0, len(targets), size):
         z = head(h[start : start + size])[..., :V].float()  # [size, V]
         wanted = targets[start : start + size].to(z.device)
         own = z.gather(-1, wanted.unsqueeze(-1)).squeeze(-1)
-        told.append((own - z.logsumexp(-1)).cpu())
-    return torch.cat(told)
+        parts.append((own - z.logsumexp(-1)).cpu())
+    return torch.cat(parts)
 
 
 def split(model: Model, prompt: str | None, text: str) -> tuple[list[int], list[int]]:

@@ -2,7 +2,7 @@
 
 The JSON file holds what is no tensor: scale, softcap, sizes, and how the norm is built. A norm is
 any module of torch, transformers or ours that is made of plain settings, parameters and other such
-modules; it is put together again without running its constructor, so that it computes the very same
+modules; it is put together again without running its constructor, so that it computes the same
 bits. Nothing is pickled.
 """
 

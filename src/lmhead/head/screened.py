@@ -2,7 +2,7 @@
 
 At one token the head is bound by memory: it reads V x d weights to name one token. This engine
 reads an int8 copy instead. It knows for every row how wrong that can be, and scores exactly the
-few rows that could still matter. The answer is not nearly the right one, it is the right one: the
+few rows that could still matter. The answer is exact, not approximate: the
 order of the float64 scores, equal ones in the order of their ids. `screening/` has the parts.
 
 Symbols: h hidden state `[..., d]`, W weight `[V, d]`, z scores, y logits, V vocabulary rows.
@@ -293,13 +293,13 @@ class ScreenedHead(Head):
         V = self._limit(limit)
         states = self._states(h, from_block)
         own, shape = own_ids(ids, states, V)
-        told = np.empty(own.shape)
+        logprobs = np.empty(own.shape)
         with self._lock:
             for n, row in enumerate(self._rows(array_of(states), None, V)):
-                told[n], fallback = row.logprobs(own[n], error)
+                logprobs[n], fallback = row.logprobs(own[n], error)
                 if fallback:
                     self.stats.fallbacks["logprobs"] += 1
-        return torch.from_numpy(told).float().view(shape)
+        return torch.from_numpy(logprobs).float().view(shape)
 
     def loss(
         self, h: Tensor, targets: Tensor, *, from_block: bool = False, **options: Any

@@ -113,7 +113,7 @@ def why(
     dtype: str | torch.dtype | None = None,
     progress: Progress = silent,
 ) -> Why:
-    """Tell what each block pushed the logit of a token up or down; the parts add up to it.
+    """Explain a token's logit: what each part of the model added to it. The parts add up.
 
     - `token`: by its text or id; the model's own choice if none is given.
     - `against`: a second token; what is explained then is the difference of the two logits.

@@ -113,7 +113,7 @@ def geometry(
     top: int = 10,
     progress: Progress = silent,
 ) -> Geometry:
-    """Tell the shape of a head; only its tensors are read, in chunks.
+    """Describe the rows of a head; only its tensors are read, in chunks.
 
     - `near`: a token, by its text or id; the rows that point most nearly the same way are told.
     - `vector`: `[d]`, something added to h; the tokens that it raises and lowers most are told.

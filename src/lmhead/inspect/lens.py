@@ -111,7 +111,7 @@ def lens(
     dtype: str | torch.dtype | None = None,
     progress: Progress = silent,
 ) -> Lens:
-    """Tell what the head would say after every block, at every position of a prompt.
+    """Show what the head would say after every block, at every position of a prompt.
 
     - `token`: a token to follow, by its text or id: its rank and probability in every cell.
     - `top`: how many of the best tokens every cell keeps.

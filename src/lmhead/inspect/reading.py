@@ -106,7 +106,7 @@ def read(
     dtype: str | torch.dtype | None = None,
     progress: Progress = silent,
 ) -> Reading:
-    """Read a text (or its ids), and tell every token's log-probability, rank and entropy.
+    """Read a text (or its ids): every token's log-probability, rank and entropy.
 
     - `top`: how many tokens to tell of what the model expected; 0 for none.
     - `stride`: read a text beyond the model's context in windows, each `stride` tokens further on;

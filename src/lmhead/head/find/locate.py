@@ -4,7 +4,7 @@ The model works on two tokens while `trace` watches. From the logits it returned
 by call: what was done to the logits after the projection (a scale, a softcap, a cast), the linear
 layer that made them, and what stands before that up to the last block (the final norm, mostly).
 Whatever cannot be told in the words of LMHead is refused, never guessed; and the head that was
-found must give the logits of that very run again, bit by bit.
+found must give the logits of that run again, bit by bit.
 """
 
 from dataclasses import dataclass
@@ -250,25 +250,25 @@ def _read(
         )
     moves = [call for call in after if _verb(call) == "move"]
     todo = [(_verb(call), call) for call in after if _verb(call) != "move"]
-    told: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
 
     def take(verb: str) -> Call | None:
         return todo.pop(0)[1] if todo and todo[0][0] == verb else None
 
     if call := take("cast"):
-        told["logits_dtype"] = _cast_to(call)
+        settings["logits_dtype"] = _cast_to(call)
     verbs = [verb for verb, _ in todo]
     if verbs[-3:] == ["div", "tanh", "mul"] and _number(todo[-3][1]) == _number(todo[-1][1]):
-        told["softcap"] = _number(todo[-1][1])
+        settings["softcap"] = _number(todo[-1][1])
         del todo[-3:]
     if call := take("mul"):
-        told["scale"] = Scale(_number(call))
+        settings["scale"] = Scale(_number(call))
     elif call := take("div"):
-        told["scale"] = Scale(_number(call), divide=True)
-    if told.get("scale") in (Scale(1.0), Scale(1.0, divide=True)):
-        del told["scale"]  # multiplying by 1 changes no bit
+        settings["scale"] = Scale(_number(call), divide=True)
+    if settings.get("scale") in (Scale(1.0), Scale(1.0, divide=True)):
+        del settings["scale"]  # multiplying by 1 changes no bit
     if len(todo) == 1 and (cut := _cut(todo[0][1])) is not None:
-        told["vocab_size"] = cut
+        settings["vocab_size"] = cut
         todo.clear()
     if todo:
         raise UnsupportedModel(
@@ -278,9 +278,9 @@ def _read(
     embedding = getattr(model, "get_input_embeddings", lambda: None)()
     norm = _norm(before)
     if norm is not None:
-        told["state_size"] = before[-1].inputs[0].shape[-1]
+        settings["state_size"] = before[-1].inputs[0].shape[-1]
     tied = _same_storage(weight, getattr(embedding, "weight", None))
-    return make(weight, bias, norm, tied=tied, **told), moves
+    return make(weight, bias, norm, tied=tied, **settings), moves
 
 
 def _same_storage(weight: Tensor, other: Tensor | None) -> bool:

@@ -76,7 +76,7 @@ class Screen:
         return sum(t.nbytes for t in (self.q, self.scale, self.residual, self.norm))
 
 
-class Room(NamedTuple):
+class Buffers(NamedTuple):
     """What is known of B states after one pass over the copy; rows that take no part are -inf."""
 
     g: npt.NDArray[np.int16]  # [B, columns]; columns beyond d stay 0
@@ -86,9 +86,9 @@ class Room(NamedTuple):
     peaks: Float32  # [B, blocks]
     hints: Float32  # [B]: what bounds had to reach last time, to be scored exactly
 
-    def first(self, n: int) -> "Room":
+    def first(self, n: int) -> "Buffers":
         """Give the part for n states."""
-        return Room(
+        return Buffers(
             self.g[:n], self.factors[:n], self.limits[:n],
             self.upper[:n], self.peaks[:n], self.hints[:n],
         )  # fmt: skip
@@ -154,7 +154,7 @@ def largest_step(columns: int) -> int:
 def factors_of(
     rho: float, eta: float, epsilon: float, d: int, norm: float, residual: float, bias: float
 ) -> tuple[float, float, float, float]:
-    """Give the two factors of a state's bounds, its error and its reach, as `Room` has them.
+    """Give the two factors of a state's bounds, its error and its reach, as `Buffers` has them.
 
     rho is |h|, eta |t g|, epsilon |h - t g| in plain float64; norm, residual and bias are the
     head's extremes. What is not finite in rho is not finite in reach.

@@ -22,10 +22,10 @@ from lmhead.head.screening.bounds import (
     LARGEST,
     SMALLEST_STEP,
     TINY,
+    Buffers,
     Float32,
     Float64,
     Ints,
-    Room,
     factors_of,
 )
 from lmhead.head.screening.intrinsics import (
@@ -155,10 +155,12 @@ def _read(
     )  # fmt: skip
 
 
-def read(copy: tuple[Any, ...], most: Float64, h: Float32, cap: int, V: int, room: Room) -> None:
-    """Fill the room with what is known of states h `[B, d]`: the bounds of the first V rows."""
+def read(
+    copy: tuple[Any, ...], most: Float64, h: Float32, cap: int, V: int, buffers: Buffers
+) -> None:
+    """Fill the buffers with what is known of states h `[B, d]`: the bounds of the first V rows."""
     _use_threads()
-    _read(*copy, most, h, cap, V, *room, 0, 0)
+    _read(*copy, most, h, cap, V, *buffers, 0, 0)
 
 
 def _use_threads() -> None:
@@ -378,7 +380,7 @@ def best(
     h: Float32,
     cap: int,
     V: int,
-    room: Room,
+    buffers: Buffers,
     weight: Any,
     bias: Float64,
     k: int,
@@ -394,7 +396,7 @@ def best(
     """
     _use_threads()
     counts: tuple[int, int, int] = _best(
-        *copy, most, address, h, cap, V, *room, weight, bias, k, ids, z
+        *copy, most, address, h, cap, V, *buffers, weight, bias, k, ids, z
     )
     return counts
 
@@ -548,7 +550,7 @@ def draw(
     h: Float32,
     cap: int,
     V: int,
-    room: Room,
+    buffers: Buffers,
     weight: Any,
     bias: Float64,
     first: int,
@@ -567,7 +569,7 @@ def draw(
     """
     _use_threads()
     counts: tuple[int, int, int] = _draw(
-        *copy, most, address, h, cap, V, *room, weight, bias, first, *transform, float(temperature),
-        chances, loose, sums, ids,
+        *copy, most, address, h, cap, V, *buffers, weight, bias, first, *transform,
+        float(temperature), chances, loose, sums, ids,
     )  # fmt: skip
     return counts

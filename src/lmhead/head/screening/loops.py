@@ -29,7 +29,7 @@ class Forked:
 
 
 def loops(which: Kernels) -> ModuleType:
-    """Give the loops: numba's where they can be had, unless told otherwise."""
+    """Give the loops of this kind; with `auto`, numba's where it is installed."""
     if which not in ("auto", "numba", "torch"):
         raise BadInput(f"kernels is {which!r}; expected 'auto', 'numba' or 'torch'")
     if which == "numba" and find_spec("numba") is None:

@@ -15,10 +15,10 @@ from lmhead.head.screening.bounds import (
     BLOCK,
     SMALLEST_STEP,
     TINY,
+    Buffers,
     Float32,
     Float64,
     Ints,
-    Room,
     factors_of,
 )
 from lmhead.head.screening.ranking import largest
@@ -26,42 +26,44 @@ from lmhead.head.screening.ranking import largest
 _ROWS = 1024  # widened together: small enough to stay in the cache
 
 
-def read(copy: tuple[Any, ...], most: Float64, h: Float32, cap: int, V: int, room: Room) -> None:
-    """Fill the room with what is known of states h `[B, d]`: the bounds of the first V rows."""
+def read(
+    copy: tuple[Any, ...], most: Float64, h: Float32, cap: int, V: int, buffers: Buffers
+) -> None:
+    """Fill the buffers with what is known of states h `[B, d]`: the bounds of the first V rows."""
     x = h.astype(np.float64)
     # A state that is not finite, or too large, is told by its reach.
     with np.errstate(invalid="ignore", over="ignore"):
         step = (np.abs(x).max(1) / cap * (1 + 2.0**-22)).astype(np.float32)  # never too small
         step[~(step >= SMALLEST_STEP)] = 1  # such a state counts as 0; epsilon knows
         whole = np.rint(x / step[:, None])
-        room.g[:, : h.shape[1]] = whole
+        buffers.g[:, : h.shape[1]] = whole
         near = whole * step[:, None]
         norms = [np.sqrt(np.square(v).sum(1)) for v in (x, near, x - near)]
-        room.factors[:, 0] = step
+        buffers.factors[:, 0] = step
         for b, (rho, eta, epsilon) in enumerate(zip(*norms, strict=True)):
             known = factors_of(rho, eta, epsilon, h.shape[1], *most.tolist())
-            room.factors[b, 1:], room.limits[b] = known[:2], known[2:]
-        _scan(copy, V, room)
+            buffers.factors[b, 1:], buffers.limits[b] = known[:2], known[2:]
+        _scan(copy, V, buffers)
 
 
-def _scan(copy: tuple[Any, ...], V: int, room: Room) -> None:
+def _scan(copy: tuple[Any, ...], V: int, buffers: Buffers) -> None:
     q, scale, residual, norm, base = copy
-    step, rho, epsilon = room.factors.T[:, :, None]  # [B, 1] each
-    g = room.g.astype(np.float32)  # [B, columns], exact
+    step, rho, epsilon = buffers.factors.T[:, :, None]  # [B, 1] each
+    g = buffers.g.astype(np.float32)  # [B, columns], exact
     gamma = g.shape[1] * 2.0**-24 / (1 - g.shape[1] * 2.0**-24)
     inner = np.linalg.norm(g.astype(np.float64) * step, axis=1, keepdims=True) * gamma * 1.01
     epsilon = epsilon + inner.astype(np.float32)
-    room.factors[:, 2:] = epsilon  # `levels` needs them as they were used
+    buffers.factors[:, 2:] = epsilon  # `levels` needs them as they were used
     for first in range(0, V, _ROWS):
         part = slice(first, min(first + _ROWS, V))
         # numpy's product: torch's may be told to do float32 in bfloat16, out of all bounds
         sums = g @ q[part].astype(np.float32).T  # [B, n]
         bound = rho * residual[part] + epsilon * norm[part] + np.float32(TINY)
-        room.upper[:, part] = sums * (scale[part] * step) + bound
+        buffers.upper[:, part] = sums * (scale[part] * step) + bound
     if base.size:
-        room.upper[:, :V] += base[:V]
-    room.upper[:, V:] = -np.inf
-    room.peaks[:] = room.upper.reshape(*room.peaks.shape, BLOCK).max(-1)
+        buffers.upper[:, :V] += base[:V]
+    buffers.upper[:, V:] = -np.inf
+    buffers.peaks[:] = buffers.upper.reshape(*buffers.peaks.shape, BLOCK).max(-1)
 
 
 def rows_between(upper: Float32, peaks: Float32, low: float, high: float) -> Ints:

@@ -136,7 +136,7 @@ class Chances:
 
     def __init__(self) -> None:
         self._numbers: Float64 = np.empty((0, _PAIRS, 2))
-        self._room = torch.from_numpy(self._numbers)
+        self._uniform = torch.from_numpy(self._numbers)
 
     def draw(self, generators: Sequence[torch.Generator | None]) -> Float64:
         """Make pairs `[B, pairs, 2]`, which last until the next call."""
@@ -144,11 +144,11 @@ class Chances:
         if len(self._numbers) != states:
             self._numbers = np.empty((states, _PAIRS, 2))
             with torch.inference_mode(False):  # or it could not be filled outside of that mode
-                self._room = torch.from_numpy(self._numbers)
+                self._uniform = torch.from_numpy(self._numbers)
         if states == 1 or len(set(generators)) == 1:
-            self._room.uniform_(generator=generators[0])
+            self._uniform.uniform_(generator=generators[0])
         else:
-            for one, generator in zip(self._room, generators, strict=True):
+            for one, generator in zip(self._uniform, generators, strict=True):
                 one.uniform_(generator=generator)
         return self._numbers
 

@@ -1,4 +1,4 @@
-"""One pass over the int8 copy for some states, and the room it works in."""
+"""One pass over the int8 copy for some states, and the buffers it works in."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -13,10 +13,10 @@ from lmhead.head.screening.bounds import (
     LARGEST,
     SLACK,
     TINY,
+    Buffers,
     Float32,
     Float64,
     Ints,
-    Room,
     Screen,
     base_of,
     extremes,
@@ -41,7 +41,7 @@ class Counts(NamedTuple):
 
 
 class Scanner:
-    """The arrays that the kernels take: the copy, the exact weight, and room to work in.
+    """The arrays that the kernels take: the copy, the exact weight, and buffers to work in.
 
     Not for two threads at once.
     """
@@ -63,7 +63,7 @@ class Scanner:
         )
         self._most = extremes(screen, bias)
         self._cap = largest_step(screen.q.shape[1])
-        self._rooms: dict[int, tuple[Float32, Room]] = {}  # views of the largest one
+        self._views: dict[int, tuple[Float32, Buffers]] = {}  # views of the largest one
         self._moments: dict[int, Moments] = {}
         rows = len(screen.scale)
         self.weights = np.empty(rows, np.float32)  # for a draw
@@ -74,9 +74,9 @@ class Scanner:
 
         Rows from V on take no part. None for a state that is not finite.
         """
-        _, room = self._room(len(h))
-        self.kernels.read(self._copy, self._most, h, self._cap, V, room)
-        return [self._query(h[n], n, V, room) for n in range(len(h))]
+        _, buffers = self._buffers(len(h))
+        self.kernels.read(self._copy, self._most, h, self._cap, V, buffers)
+        return [self._query(h[n], n, V, buffers) for n in range(len(h))]
 
     def best(self, address: int, k: int, V: int, ids: Ints, z: Float32 | Float64) -> Counts:
         """Read the copy once for the states at an address and rank their best rows of the first V.
@@ -88,10 +88,10 @@ class Scanner:
                 self.best(address + at * self._stride, k, V, ids[part], z[part])
                 for at, part in _parts(len(ids))
             )
-        h, room = self._room(len(ids))
+        h, buffers = self._buffers(len(ids))
         return Counts(
             *self.kernels.best(
-                self._copy, self._most, address, h, self._cap, V, room,
+                self._copy, self._most, address, h, self._cap, V, buffers,
                 self.numbers, self.bias, k, ids, z,
             )
         )  # fmt: skip
@@ -116,10 +116,10 @@ class Scanner:
                 )
                 for at, part in _parts(len(ids))
             )
-        h, room = self._room(len(ids))
+        h, buffers = self._buffers(len(ids))
         return Counts(
             *self.kernels.draw(
-                self._copy, self._most, address, h, self._cap, V, room,
+                self._copy, self._most, address, h, self._cap, V, buffers,
                 self.numbers, self.bias, SCORED_FIRST, transform, temperature,
                 chances, self.weights, self.sums, ids,
             )
@@ -131,17 +131,17 @@ class Scanner:
             self._moments = {V: Moments(self.weight, self.bias, V)}
         return self._moments[V]
 
-    def _query(self, h: Float32, n: int, V: int, room: Room) -> Query | None:
-        error, reach = room.limits[n].tolist()
+    def _query(self, h: Float32, n: int, V: int, buffers: Buffers) -> Query | None:
+        error, reach = buffers.limits[n].tolist()
         if not math.isfinite(reach) and not np.isfinite(h).all():
             return None
-        upper, peaks = room.upper[n], room.peaks[n]
+        upper, peaks = buffers.upper[n], buffers.peaks[n]
         fits = reach < LARGEST
         if not fits:
             upper[:V] = peaks[: -(-V // BLOCK)] = np.inf
         return Query(
             self.kernels, self.weight, self.numbers, self.bias,
-            h, error, reach, upper, peaks, fits, self._spread(room.factors[n]),
+            h, error, reach, upper, peaks, fits, self._spread(buffers.factors[n]),
         )  # fmt: skip
 
     def _spread(self, factors: Float32) -> Spread:
@@ -150,16 +150,16 @@ class Scanner:
         extra = 4 * SLACK * float(self._most[2]) + 4 * TINY
         return Spread(self._copy[2], self._copy[3], _TWICE * rho, _TWICE * epsilon, extra)
 
-    def _room(self, states: int) -> tuple[Float32, Room]:
-        """Give room for states `[B, d]`, and for what is found of them."""
-        if states not in self._rooms:
-            largest = max(self._rooms, default=0)
+    def _buffers(self, states: int) -> tuple[Float32, Buffers]:
+        """Give buffers for states `[B, d]`, and for what is found of them."""
+        if states not in self._views:
+            largest = max(self._views, default=0)
             if states < largest:
-                h, room = self._rooms[largest]
-                self._rooms[states] = h[:states], room.first(states)
+                h, buffers = self._views[largest]
+                self._views[states] = h[:states], buffers.first(states)
             else:
                 rows, columns = self._copy[0].shape
-                room = Room(
+                buffers = Buffers(
                     np.zeros((states, columns), np.int16),
                     np.empty((states, 3), np.float32),
                     np.empty((states, 2)),
@@ -167,8 +167,8 @@ class Scanner:
                     np.empty((states, rows // BLOCK), np.float32),
                     np.full(states, np.inf, np.float32),
                 )
-                self._rooms = {states: (np.empty((states, self._d), np.float32), room)}
-        return self._rooms[states]
+                self._views = {states: (np.empty((states, self._d), np.float32), buffers)}
+        return self._views[states]
 
 
 def _parts(states: int) -> Iterator[tuple[int, slice]]:

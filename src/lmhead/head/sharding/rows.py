@@ -76,8 +76,8 @@ class Rows:
 
 def rows_of(ranks: Ranks, rows: int, width: int, vocab_size: int | None) -> Rows:
     """Learn from all ranks how many rows they have; refuse ranks that do not fit together."""
-    told = torch.tensor([rows, width, -1 if vocab_size is None else vocab_size])
-    (every,) = ranks.gather(told, what="making a sharded head")  # [R, 3]
+    sizes = torch.tensor([rows, width, -1 if vocab_size is None else vocab_size])
+    (every,) = ranks.gather(sizes, what="making a sharded head")  # [R, 3]
     counts = tuple(every[:, 0].tolist())
     for name, column in (("width", every[:, 1]), ("vocab_size", every[:, 2])):
         if len(set(column.tolist())) > 1:

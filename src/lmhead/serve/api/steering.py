@@ -19,7 +19,7 @@ _BINARY = {
 
 @router.get("/v1/steering", response_model=None, responses={200: {"model": VectorList}})
 async def vectors(http: Request) -> Json:
-    """Tell of every vector, with its certificate."""
+    """Describe every vector, with its certificate."""
     server: Server = http.app.state.server
     return Json({"object": "list", "data": server.vectors.list()})
 

@@ -46,7 +46,7 @@ async def model(name: str, http: Request) -> Json:
 
 @router.post("/tokenize", response_model=None, responses={200: {"model": Tokens}})
 async def tokenize(body: TokenizeBody, http: Request) -> Json:
-    """Turn a text into ids, with special tokens unless told otherwise."""
+    """Turn a text into ids, by default with special tokens."""
     server: Server = http.app.state.server
     special = body.add_special_tokens is not False
     ids = await encode(server, body.prompt, special=special)

@@ -96,7 +96,7 @@ class Vectors:
                     self._add(self._certified(file.stem, file, file))
 
     def list(self) -> list[dict[str, Any]]:
-        """Tell of every vector."""
+        """Describe every vector."""
         with self._lock:
             return [self._known[name].to_dict() for name in sorted(self._known)]
 

@@ -71,7 +71,7 @@ class Vectors:
         return self._told(key)
 
     def listed(self) -> list[dict[str, Any]]:
-        """Tell of every vector."""
+        """Describe every vector."""
         return [self._told(key) for key in list(self._named)]
 
     def _told(self, key: str) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def _width(body: TorchBody | LlamaBody, layer: int | str) -> int:
 
 
 def warn_of_other_heads(model: Model, vectors: Sequence[SteeringVector]) -> None:
-    """Tell of every vector that was made for another head what holds for this one."""
+    """Say, for every vector made for another head, what holds for this one."""
     for v in vectors:
         if v.card.head_sha256 in (None, model.head.sha256):
             continue

@@ -47,7 +47,7 @@ def detect(
     *,
     progress: Progress = silent,
 ) -> list[Detection]:
-    """Score texts; a text that no mark ends is ended by a full stop first, as in training.
+    """Score texts; one that has no final punctuation gets a full stop first, as in training.
 
     vector = lmhead.train("builtin", "smollm2-135m")
     lmhead.detect(vector, ["The capital of Italy is Rome."], "smollm2-135m")[0].score

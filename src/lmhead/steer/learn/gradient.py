@@ -89,7 +89,7 @@ def train_steering(
 
 
 def applied(request: Request, method: str) -> Constraints:
-    """Return the constraints that a training really has, with those it has unless told otherwise.
+    """Return the constraints that a training really has, its defaults among them.
 
     Without a penalty of its own, `gradient` has KL on neutral text; every method has a budget.
     """

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lmhead.errors import BadInput
-from lmhead.generation.asking import next_ids
+from lmhead.generation.next_ids import next_ids
 from lmhead.head import LMHead
 from lmhead.head.screened import ScreenedHead
 from lmhead.sampling import Sampler, SamplingParams

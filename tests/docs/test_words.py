@@ -1,0 +1,32 @@
+"""The words: spelling, prose, and phrases that we do not write (scripts/words.py)."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+import words
+
+
+def test_nothing_is_found() -> None:
+    pytest.importorskip("codespell_lib", reason="needs codespell")
+    pytest.importorskip("proselint", reason="needs proselint")
+    assert words.problems() == []
+
+
+def test_a_phrase_is_found_across_lines_and_not_in_code() -> None:
+    text = words.prose("It will go on\nalike.\n\n```text\ngo on alike\n```\n\n`go on alike`\n")
+    assert words.phrases("page", text) == ["page:1: “go on alike”; write: continue identically"]
+
+
+def test_the_linters_are_at_work() -> None:
+    pytest.importorskip("proselint", reason="needs proselint")
+    (found,) = words.ill_written([("docs/page.md", "It is a very good one.\n")])
+    assert found.startswith("docs/page.md:1: weasel_words.very")
+
+
+def test_every_kind_of_text_is_read() -> None:
+    names = {name for name, _ in words.texts()}
+    for name in ("README.md", "docs/cli.md", "src/lmhead/errors.py", "examples/07_lens.ipynb"):
+        assert name in names
