@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from lmhead.patch import patch_generate
-from patched_models import MASK, PROMPTS, tiny
+from lmhead.patch.call import _numbers_to_come
+from patched_models import MASK, PROMPTS, V, ids_of, tiny
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -48,3 +49,19 @@ def test_random_numbers_go_on_as_they_would_have(asked: dict[str, object]) -> No
             states.append(torch.get_rng_state())
     assert model.lmhead_stats.steps
     assert torch.equal(*states)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_a_default_dtype_changes_nothing(dtype: torch.dtype) -> None:
+    plain, model = tiny("llama"), patch_generate(tiny("llama"))
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        for asked in ({"do_sample": True}, {"do_sample": True, "top_k": 0, "top_p": 0.9}, {}):
+            assert torch.equal(ids_of(model, asked), ids_of(plain, asked)), asked
+        with torch.random.fork_rng():
+            ours = _numbers_to_come(2, V)
+            assert torch.equal(ours, torch.empty(2, V, dtype=torch.float32).exponential_(1))
+    finally:
+        torch.set_default_dtype(before)
+    assert model.lmhead_stats.steps > 5 * model.lmhead_stats.dense_steps

@@ -204,7 +204,8 @@ class Call:
         """
         found = list(ids)
         if self._scores is None or len(self._scores) != len(found):
-            self._scores = torch.full((len(found), self.ready.vocab_size), -torch.inf)
+            shape = len(found), self.ready.vocab_size
+            self._scores = torch.full(shape, -torch.inf, dtype=torch.float32)
         else:
             for n, id in enumerate(self._last):
                 self._scores[n, id] = -torch.inf
@@ -226,4 +227,4 @@ def _numbers_to_come(B: int, V: int) -> Tensor:
     """
     generator = torch.Generator()
     generator.set_state(torch.get_rng_state())
-    return torch.empty(B, V).exponential_(1, generator=generator)
+    return torch.empty(B, V, dtype=torch.float32).exponential_(1, generator=generator)

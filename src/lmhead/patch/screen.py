@@ -230,7 +230,7 @@ def _make(
 
 def _compile_loops(head: ScreenedHead) -> None:
     """Ask what calls will ask, so that numba compiles its loops now, or reads them from disk."""
-    h = torch.ones(1, head.hidden_size)
+    h = torch.ones(1, head.hidden_size, dtype=torch.float32)
     head.topk(h, 1)
     with head.rows(h, [torch.tensor([0])]) as rows:
         for row in rows:
