@@ -108,7 +108,6 @@ def listen(
     before: Listening | None = None,
     share: float = 0.0,
     stop: bool = False,
-    at_least: int = AT_LEAST,
     title: str = "listening to the model as it reads",
     progress: Progress = silent,
 ) -> tuple[Listening, News]:
@@ -116,8 +115,7 @@ def listen(
 
     `known` are ids that are kept anyway, `before` is what it said before, and `share` the coverage:
     with these every lot is judged by what would be kept without it. With `stop`, the texts come in
-    a random order, and listening ends as soon as it is known well enough how often that is left,
-    after `at_least` positions.
+    a random order, and listening ends as soon as it is known well enough how often that is left.
     """
     listener = Listener(model)
     windows = [list(ids[at : at + WINDOW]) for ids in texts for at in range(0, len(ids), WINDOW)]
@@ -136,7 +134,7 @@ def listen(
             new = torch.split(~kept[chosen], [len(ids) for ids in lot])
             judged += [(len(ids), int(part.sum())) for ids, part in zip(lot, new, strict=True)]
             advance(len(rows))
-            enough = listener.heard.positions >= at_least
+            enough = listener.heard.positions >= AT_LEAST
             if stop and enough and News.of(judged).is_known:
                 break
     return listener.heard, News.of(judged)
