@@ -130,8 +130,9 @@ def test_trees_by_their_last_rule_are_those_of_all_merges(make_tokenizer: Make) 
         whole = TokenizerJson.of(make_tokenizer(kind))
         quick, slow = whole.merges, Merges.of(whole.model)
         assert (quick.comes_out is None) == (kind == "word_end_bpe")
-        trees = {i: slow.closure([i], whole.model_names) for i in whole.model_names}
-        assert trees == {i: quick.closure([i], whole.model_names) for i in whole.model_names}
+        ids = sorted(whole.model_names)[::3]
+        trees = {i: slow.closure([i], whole.model_names) for i in ids}
+        assert trees == {i: quick.closure([i], whole.model_names) for i in ids}
         assert max(map(len, trees.values())) > 5
         some = sorted(trees)[::7]
         assert quick.closure(some, whole.model_names) == set().union(*(trees[i] for i in some))

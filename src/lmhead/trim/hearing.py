@@ -24,7 +24,6 @@ from lmhead.trim.estimate import News
 from lmhead.trim.folder import ModelFolder
 from lmhead.trim.inputs import Greedy
 from lmhead.trim.listening import (
-    AT_LEAST,
     Group,
     Spoken,
     listen,
@@ -36,7 +35,7 @@ from lmhead.trim.workers import Here, Workers
 
 FEW = 24  # of a small corpus one text in so many is continued, but as many as the proof runs on
 SHARE = 160  # prompts that one worker continues; smaller products would be slower
-PART = 16  # of a small corpus one token in so many is read
+PART, LEAST = 16, 1536  # of a small corpus one token in so many is read, but so many at least
 
 _CODE = ("listening.py", "hearing.py", "coverage.py")  # another code may say something else
 
@@ -81,10 +80,15 @@ class Question:
 
     @property
     def read(self) -> Rows:
-        """The texts to read, which listening may end before; those that are continued last."""
+        """The texts to read, which listening may end before.
+
+        The beginnings of those that are continued are read already, and count.
+        """
         tokens = sum(map(len, self.texts))
         texts = [*self.texts[self.heard_count :], *self.texts[: self.heard_count]]
-        return within(texts, min(self.positions, max(AT_LEAST, tokens // PART)))
+        already = sum(len(prompt) - 1 for prompt in self.prompts)
+        least = max(LEAST // 2, max(LEAST, tokens // PART) - already)
+        return within(texts, min(self.positions, least))
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,6 @@ def hear(
             before=said.heard,
             share=question.coverage,
             stop=True,
-            at_least=AT_LEAST - sum(len(prompt) - 1 for prompt in prompts),
             workers=workers,
             progress=progress,
         )

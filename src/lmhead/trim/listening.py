@@ -109,7 +109,6 @@ def listen(
     before: Listening | None = None,
     share: float = 0.0,
     stop: bool = False,
-    at_least: int = AT_LEAST,
     title: str = "listening to the model as it reads",
     workers: Workers | None = None,
     progress: Progress = silent,
@@ -118,8 +117,8 @@ def listen(
 
     `known` are ids that are kept anyway, `before` is what it said before, and `share` the coverage:
     with these every lot is judged by what would be kept without it. With `stop`, the texts come in
-    a random order, and listening ends as soon as it is known well enough how often that is left,
-    after `at_least` positions. `workers` run the model; this process, if not given.
+    a random order, and listening ends as soon as it is known well enough how often that is left.
+    `workers` run the model; this process, if not given.
     """
     windows = [list(ids[at : at + WINDOW]) for ids in texts for at in range(0, len(ids), WINDOW)]
     held = mask_of(known, model.reachable)
@@ -135,7 +134,7 @@ def listen(
             new = torch.split(~kept[chosen], [len(ids) for ids in lot])
             judged += [(len(ids), int(part.sum())) for ids, part in zip(lot, new, strict=True)]
             advance(len(chosen))
-            enough = heard.positions >= at_least
+            enough = heard.positions >= AT_LEAST
             if stop and enough and News.of(judged).is_known:
                 break
     return heard, News.of(judged)

@@ -16,7 +16,7 @@ holds a character which has no piece of its own.
 import json
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from lmhead.trim.idmap import TrimMap
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_REMEMBERED = 8  # closures: the same sets are asked for once for every coverage
 _TYPES = ("BPE", "Unigram", "WordPiece")
 # Post-processors that hold no id, and those whose ids `_remap_post_processor` knows.
 _POST_PROCESSORS = {"ByteLevel", "TemplateProcessing", "BertProcessing", "RobertaProcessing"}
@@ -42,6 +43,9 @@ class TokenizerJson:
 
     data: Mapping[str, Any]
     where: str
+    _closures: dict[frozenset[int], frozenset[int]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @classmethod
     def read(cls, path: Path) -> "TokenizerJson":
@@ -209,7 +213,9 @@ class TokenizerJson:
 
     def closure(self, ids: Iterable[int]) -> frozenset[int]:
         """Return the smallest set of ids around `ids` that can be cut out exactly."""
-        wanted = set(ids) | self.always
+        wanted = self.always.union(ids)
+        if (known := self._closures.get(wanted)) is not None:
+            return known
         if unknown := sorted(i for i in wanted if i not in self.names):
             raise BadInput(
                 f"the keep-set has {len(unknown):,} ids that no token belongs to, such as "
@@ -217,7 +223,11 @@ class TokenizerJson:
             )
         if self.type != "BPE":
             return frozenset(wanted)
-        return frozenset(self.merges.closure(wanted, self.model_names))
+        closed = frozenset(self.merges.closure(wanted, self.model_names))
+        while len(self._closures) >= _REMEMBERED:
+            self._closures.pop(next(iter(self._closures)))
+        self._closures[wanted] = closed
+        return closed
 
     def tree(self, token_id: int) -> set[int]:
         """Return a token with all that it is made of."""
