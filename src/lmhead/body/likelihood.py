@@ -30,7 +30,7 @@ FIGURES = (
 )
 MEAN, LAST = FIGURES.index("mean log p"), FIGURES.index("last three log p")
 _LAST = 3
-_POSITIONS = 256  # whose logits are held at a time
+_POSITIONS = 64  # whose logits are held at a time: few enough that memory is used again
 
 
 @torch.no_grad()
@@ -55,7 +55,7 @@ def _each(head: LMHead, h: Tensor, targets: Tensor) -> Tensor:
         torch.split(h, _POSITIONS), torch.split(targets, _POSITIONS), strict=True
     ):
         z = head(states).float()  # [p, V]
-        z = z - z.amax(-1, keepdim=True)
+        z = z.sub_(z.amax(-1, keepdim=True))  # the head's logits are ours alone
         own = z.gather(-1, wanted.to(z.device)[:, None])
         rank = (z > own).sum(-1)
         e = z.exp()

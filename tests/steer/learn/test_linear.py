@@ -10,8 +10,8 @@ from torch import Tensor
 from lmhead.body.likelihood import FIGURES, LAST
 from lmhead.body.states import States
 from lmhead.steer.learn import linear
-from lmhead.steer.learn.blend import Blend, blend, likelihood_fit, spaced
-from lmhead.steer.learn.folds import folds
+from lmhead.steer.learn.blending import Blend, blend, likelihood_fit, spaced
+from lmhead.steer.learn.folding import folds
 from lmhead.steer.learn.ridge import ridge_logistic
 from lmhead.steer.learn.select import Known, candidates, choose_layer
 from lmhead.steer.metrics import auroc

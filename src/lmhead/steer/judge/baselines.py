@@ -14,7 +14,7 @@ from torch import Tensor
 from lmhead.body.likelihood import LAST
 from lmhead.body.states import States
 from lmhead.steer.learn import linear
-from lmhead.steer.learn.blend import likelihood_fit
+from lmhead.steer.learn.blending import likelihood_fit
 from lmhead.steer.learn.data import Row, Split
 from lmhead.steer.learn.select import Known, candidates, choose_layer
 from lmhead.steer.metrics import Interval, auroc, auroc_gain, auroc_interval

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmhead.body.states import States
 from lmhead.steer.learn import linear
-from lmhead.steer.learn.folds import folds, out_of_fold
+from lmhead.steer.learn.folding import folds, out_of_fold
 from lmhead.steer.learn.linear import Linear
 from lmhead.steer.learn.ridge import ridge_logistic
 from lmhead.steer.metrics import auroc

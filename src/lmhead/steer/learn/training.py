@@ -17,7 +17,7 @@ from lmhead.loading import Model, load
 from lmhead.progress import Progress, silent
 from lmhead.steer.bound.certificate import certified
 from lmhead.steer.learn import tsv
-from lmhead.steer.learn.blend import blend
+from lmhead.steer.learn.blending import blend
 from lmhead.steer.learn.data import Data, Row, Split, hashes
 from lmhead.steer.learn.gradient import train_steering
 from lmhead.steer.learn.linear import Linear

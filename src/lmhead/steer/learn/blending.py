@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmhead.body.likelihood import FIGURES, LAST
-from lmhead.steer.learn.folds import folds, out_of_fold
+from lmhead.steer.learn.folding import folds, out_of_fold
 from lmhead.steer.learn.linear import Linear
 from lmhead.steer.learn.ridge import ridge_logistic
 from lmhead.steer.learn.select import Known
