@@ -15,7 +15,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -153,7 +152,7 @@ def _serve(command: Command, options: str) -> None:
         with urlopen(url if url.endswith("/") else f"{url}/healthz", timeout=120) as answer:
             assert answer.status == 200
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         process.wait(60)
 
 
