@@ -32,7 +32,7 @@ from lmhead.trim.resume import Memory, key_of, packed, unpacked
 from lmhead.trim.sample import cut_prompts
 
 FEW = 24  # of a small corpus one text in so many is continued, but as many as the proof runs on
-PART, LEAST = 16, 1536  # of a small corpus one token in so many is read, but so many at least
+PART, LEAST = 16, 2048  # of a small corpus one token in so many is read, but so many at least
 
 _CODE = ("listening.py", "hearing.py", "coverage.py")  # another code may say something else
 
