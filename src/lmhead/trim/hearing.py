@@ -35,7 +35,7 @@ from lmhead.trim.workers import Here, Workers
 
 FEW = 24  # of a small corpus one text in so many is continued, but as many as the proof runs on
 SHARE = 160  # prompts that one worker continues; smaller products would be slower
-PART, LEAST = 16, 1536  # of a small corpus one token in so many is read, but so many at least
+PART, LEAST = 16, 2048  # of a small corpus one token in so many is read, but so many at least
 
 _CODE = ("listening.py", "hearing.py", "coverage.py")  # another code may say something else
 
