@@ -86,18 +86,17 @@ def test_generate_steered(
     assert code == 0, err
     assert collapsed != plain
     assert call(capsys, *prompt, "--steer", control)[1] == collapsed
-    limit = ("--kl-cap", 0.1)
-    code, guarded, err = call(capsys, *prompt, "--steer", wild, *limit, "--no-fit")
+    code, guarded, err = call(capsys, *prompt, "--steer", wild, "--kl-cap", 0.1, "--no-fit")
     assert code == 0, err
     assert "Paris" in guarded
     assert "guard: held back" in err
     assert "fitted" not in err
-    code, _, err = call(capsys, *prompt, "--steer", wild, *limit)
-    assert code == 0, err
-    assert "of alpha keeps a KL of 0.1, on plain texts" in " ".join(err.split())
     code, out, err = call(capsys, *prompt, "--steer", control, "--budget", 1.5, "--json")
     assert code == 0, err
     told = json.loads(out)["steering"]
+    assert "of alpha keeps the budget 1.5, on plain texts" in " ".join(err.split())
+    assert told["fit"] is True
+    assert told["alpha"][0] < 200
     assert told["layers"] == [15]
     assert 0 < told["guard"]["max_range"] <= 1.5
     assert told["guard"]["tokens"] == 12

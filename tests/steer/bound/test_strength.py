@@ -11,7 +11,7 @@ from lmhead.steer import HEAD, SteeringVector, audit, certify, fitted
 from lmhead.steer.bound import strength
 
 Tiny = Callable[[str], Model]
-SHORT = ("the cat sat there.", "some longer words", "a b c", "1 2 3 and 4")
+SHORT = ("the cat sat there.", "some longer words", "a b c", "1 2 3 and 4", "x y", "so be it.")
 
 
 @pytest.fixture(autouse=True)

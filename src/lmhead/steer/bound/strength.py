@@ -28,6 +28,7 @@ from lmhead.steer.vector import HEAD, SteeringVector
 PLAIN_RANGE = 4.0  # logits: with no more than that on plain texts, no vector was seen to loop
 STEP = 2.0**-20  # the least by which a vector is lowered, when rounding is all that is too much
 _HALVINGS, _BISECTIONS = 20, 5
+_FEW = 4  # texts that are measured before all are
 
 
 def fitted(
@@ -66,13 +67,17 @@ def fitted(
     neutral = Runs.read(model, NEUTRAL, lowest, blocks=Blocks(body), progress=progress)
     neutral.unsteered()  # before anything is added above
 
-    def within(share: float) -> bool:
+    def kept(share: float, texts: int) -> bool:
         with adding(body.model, {layer: share * v for layer, v in others.items()}):
-            h, steered = neutral.compare(share * added[lowest])
+            h, steered = neutral.compare(share * added[lowest], texts)
         if HEAD in others:
             steered = steered + share * others[HEAD]
         seen = harm(head, h, steered)
         return float(seen.range.max()) <= budget * AIM and float(seen.kl.max()) <= most * AIM
+
+    def within(share: float) -> bool:
+        # what is far too much is so on the first few as well
+        return kept(share, _FEW) and (len(neutral) <= _FEW or kept(share, len(neutral)))
 
     with progress("fitting the strength"):
         share = _largest(within, 1.0, min(budget, most), grow=False)
