@@ -24,7 +24,7 @@ COMMANDS = (
     ("inspect", "gemma3-270m"),
 )
 STYLE = """
-body { margin: 0; padding: 26px; width: 1508px; background: #e8eaf6; display: flex; gap: 26px;
+body { margin: 0; padding: 26px; width: 1572px; background: #e8eaf6; display: flex; gap: 26px;
        font-family: system-ui, sans-serif; align-items: stretch; }
 .window { border-radius: 10px; overflow: hidden; box-shadow: 0 6px 24px #0003; }
 .bar { background: #d5d8ec; padding: 9px 12px; display: flex; gap: 7px; }
@@ -34,7 +34,7 @@ pre { margin: 0; white-space: pre-wrap; padding: 14px 18px; color: #dfe3f5;
       font: 14.5px/1.42 "DejaVu Sans Mono", monospace; }
 pre b { color: #9ecbff; }
 .page { flex: 1; background: #fff; }
-.page img { display: block; width: 722px; }
+.page img { display: block; width: 786px; }
 """
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     with sync_playwright() as playwright:
         path = shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1560, "height": 760})
+        page = browser.new_page(viewport={"width": 1624, "height": 760})
         page.set_content(document())
         page.wait_for_timeout(500)
         picture = Image.open(io.BytesIO(page.screenshot(full_page=True)))

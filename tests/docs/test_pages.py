@@ -135,25 +135,20 @@ def _run(command: Command, where: str, smaller: tuple[str, ...]) -> None:
 def _serve(command: Command, options: str) -> None:
     """Start a server as the page says, on a port of its own; it answers, and ends when asked to."""
     words = [*shlex.split(command.text)[1:], "--port", "0", "--json", *shlex.split(options)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lmhead", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        said = ""
-        for line in process.stdout:
-            said += line
-            if line.startswith("}") or line.rstrip().endswith("}"):
-                break
-        url = json.loads(said)["url"]
-        with urlopen(url if url.endswith("/") else f"{url}/healthz", timeout=120) as answer:
-            assert answer.status == 200
-    finally:
-        process.terminate()
-        process.wait(60)
+    command_line = [sys.executable, "-m", "lmhead", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command_line, text=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            said = ""
+            for line in process.stdout:
+                said += line
+                if line.rstrip().endswith("}"):
+                    break
+            url = json.loads(said)["url"]
+            with urlopen(url if url.endswith("/") else f"{url}/healthz", timeout=120) as answer:
+                assert answer.status == 200
+        finally:
+            process.terminate()
 
 
 def _plain(text: str) -> str:
