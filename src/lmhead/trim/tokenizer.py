@@ -157,7 +157,10 @@ class TokenizerJson:
             return None
 
         def comes_out(token: str, token_id: int) -> bool:
-            found = model.tokenize(token)
+            try:
+                found = model.tokenize(token)
+            except Exception:  # its unknown token is none of its tokens, say: then it is found out
+                return False
             return len(found) == 1 and found[0].id == token_id
 
         return comes_out
