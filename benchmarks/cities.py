@@ -2,9 +2,14 @@
 
 Each city has one true statement and one false one, which names the country of another city, so that
 cities and countries by themselves tell nothing.
+
+    python benchmarks/cities.py > cities.csv
 """
 
+import argparse
+import csv
 import random
+import sys
 
 TABLE = """
 France: Lyon, Marseille, Toulouse, Bordeaux, Nantes, Strasbourg, Lille, Nice, Rennes, Dijon
@@ -83,3 +88,10 @@ def records(seed: int = 0) -> list[dict[str, str]]:
             text = f"The city of {city} is in {named}."
             result.append({"statement": text, "label": label, "city": city})
     return result
+
+
+if __name__ == "__main__":
+    argparse.ArgumentParser(description="Print the statements as CSV.").parse_args()
+    out = csv.DictWriter(sys.stdout, ["statement", "label", "city"])
+    out.writeheader()
+    out.writerows(records())
