@@ -44,7 +44,10 @@ def _attention(
 
 @contextmanager
 def grouped_attention(body: Any) -> Iterator[None]:
-    """Let a body of transformers attend so, as long as the block runs; others stay as they are."""
+    """Let a body of transformers attend so, as long as the block runs; others stay as they are.
+
+    The model's configuration is changed for that long: only for a body that nobody else runs.
+    """
     config = getattr(body, "config", None)
     if getattr(config, "_attn_implementation", None) != "sdpa":
         yield
