@@ -153,10 +153,11 @@ class Llama(nn.Module):
         self.config = config
         self.generation_config = SimpleNamespace(eos_token_id=generation.get("eos_token_id"))
         embedding = tensors["model.embed_tokens.weight"]
-        self.embed_tokens = nn.Embedding(*embedding.shape, device="meta")
+        V, d = embedding.shape
+        self.embed_tokens = nn.Embedding(V, d, device="meta")
         self.embed_tokens.weight = nn.Parameter(embedding, requires_grad=False)
         self.norm = RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, len(embedding), bias=False, device="meta")
+        self.lm_head = nn.Linear(d, V, bias=False, device="meta")
         head = tensors.get("lm_head.weight", embedding)
         self.lm_head.weight = nn.Parameter(head, requires_grad=False)
         n = config.head_dim
