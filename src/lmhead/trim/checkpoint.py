@@ -219,7 +219,7 @@ def _write_configs(model: ModelFolder, ids: TrimMap, target: Path) -> None:
 def _write_tokenizer(
     model: ModelFolder, ids: TrimMap, tokenizer: TokenizerJson, target: Path
 ) -> None:
-    (target / "tokenizer.json").write_text(tokenizer.dumps(), encoding="utf-8")
+    (target / "tokenizer.json").write_text(tokenizer.text, encoding="utf-8")
     path = model.folder / "tokenizer_config.json"
     if path.is_file():
         config = read_json(path)
