@@ -399,6 +399,7 @@ def main() -> None:
     parts = ("mixed", "clients", "first", "guarded")
     parser.add_argument("parts", nargs="*", default=parts, help=", ".join(parts))
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--engine", default="auto", help="The engine of the server's head.")
     parser.add_argument("--url", help="A server that runs already; else one is started.")
     parser.add_argument("--pid", type=int, help="Its process, for its memory.")
     parser.add_argument("--requests", type=int, default=400)
@@ -414,7 +415,7 @@ def main() -> None:
         if given.url:
             run(given, given.url, given.pid, loaded.body.model, added, Path(folder))
             return
-        with served(given.model) as (url, pid):
+        with served(given.model, "--engine", given.engine) as (url, pid):
             run(given, url, pid, loaded.body.model, added, Path(folder))
 
 
