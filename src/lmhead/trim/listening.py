@@ -194,7 +194,7 @@ def continue_greedily(
     with (
         progress(title, total=len(prompts) * max_tokens) as advance,
         grouped_attention(model.body),
-        _threads(batch),
+        few_threads(batch),
     ):
         for event in engine.run():
             advance(1)
@@ -276,10 +276,10 @@ def _together(model: Model, length: int) -> int:
 
 
 @contextmanager
-def _threads(rows: int) -> Iterator[None]:
+def few_threads(rows: int, few: int = FEW_ROWS) -> Iterator[None]:
     """Leave a second thread alone where few rows run: it takes as much again and wins nothing."""
     before = torch.get_num_threads()
-    if rows >= FEW_ROWS or before != 2:
+    if rows >= few or before != 2:
         yield
         return
     torch.set_num_threads(1)

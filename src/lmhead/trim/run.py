@@ -48,9 +48,8 @@ def trim_model(
     """Trim a model, prove it, and only then publish it at `out`."""
     out = output_path(out, form)
     refuse_output(out, form, force)
-    # Where no model runs, nothing need be imported that runs one.
-    files_alone = not request.run and request.coverage is None and form != "head"
-    work = Work(request, progress, plain=files_alone)
+    # Where the original need not run, transformers need not be imported.
+    work = Work(request, progress, plain=request.coverage is None and form != "head")
     # What cannot be done is said before minutes of work.
     if form == "model":
         published(work.folder)
@@ -98,6 +97,8 @@ def _prove(
     folder: Path,
     progress: Progress,
     weights: tuple[Tensors, Tensors] | None = None,
+    *,
+    blocks_of_original: bool = False,
 ) -> Proof:
     """Verify a trimmed folder; a failure stops everything."""
     proof = verify_trim(
@@ -108,6 +109,7 @@ def _prove(
         model=work.loaded,
         greedy=work.greedy,
         weights=weights,
+        blocks_of_original=blocks_of_original,
         run=work.request.run,
         progress=progress,
     )
@@ -128,12 +130,20 @@ def _write_gguf(work: Work, report: TrimReport, target: Path, progress: Progress
 
     write_trimmed_gguf(work.gguf(), report.ids, target, progress)
     with scratch(report.out or target) as folder:
-        # Where no model runs, the weights are compared as they are quantised.
-        files = None if work.request.run else (tensors_of(work.gguf()), tensors_of(target))
-        convert_gguf(target, folder, progress, head_only=files is not None)
-        proof = _prove(work, report, folder, progress, files)
+        # The weights are compared as they are quantised. What is equal there need not be
+        # dequantised, but for transformers, which runs whole folders only.
+        ends = not work.request.run or (work.loaded is None and _runs_plain(work))
+        convert_gguf(target, folder, progress, head_only=ends)
+        files = (tensors_of(work.gguf()), tensors_of(target)) if ends else None
+        proof = _prove(work, report, folder, progress, files, blocks_of_original=ends)
     nbytes = Saving(report.nbytes.before, target.stat().st_size)
     return replace(report, proof=proof, nbytes=nbytes)
+
+
+def _runs_plain(work: Work) -> bool:
+    from lmhead.trim.plain_model import is_plain
+
+    return is_plain(work.folder)
 
 
 def _write_keepset(work: Work, report: TrimReport, target: Path, progress: Progress) -> TrimReport:
