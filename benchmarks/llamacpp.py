@@ -199,11 +199,11 @@ def main() -> None:
     if not is_installed():
         print("skipped: llama-cpp-python is not installed (extra llamacpp)")
         return
-    rows = [compare(options, threads) for threads in options.threads]
-    if options.json:
-        print(json.dumps(rows))
-        return
-    for row in rows:
+    for threads in options.threads:
+        row = compare(options, threads)
+        if options.json:
+            print(json.dumps(row), flush=True)
+            continue
         print(f"{row['model']}, {row['tokens']} tokens, {row['threads']} threads, one sequence")
         print(f"{'':28}tokens/s   of transformers   of llama.cpp")
         for name, speed in row["tokens_per_second"].items():
@@ -219,7 +219,7 @@ def main() -> None:
             )
             if "texts" in cut:
                 alike = cut["texts_with_the_same_tokens"]
-                print(f"{alike:,} of {cut['texts']:,} texts have the same tokens")
+                print(f"{alike:,} of {cut['texts']:,} texts have the same tokens", flush=True)
 
 
 if __name__ == "__main__":
