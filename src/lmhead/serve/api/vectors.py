@@ -108,7 +108,7 @@ class Vectors:
             names = ", ".join(sorted(self._known)) or "none"
         raise Refused(
             404,
-            f"there is no steering vector of that name; this server has: {names}",
+            f"there is no steering vector {name[:64]!a}; this server has: {names}",
             param="steering",
             code="vector_not_found",
         )
