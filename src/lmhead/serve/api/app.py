@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from lmhead import __version__
@@ -17,6 +18,7 @@ from lmhead.loading import Model
 from lmhead.sampling import Sampler, SamplingParams
 from lmhead.serve.api import chat, completions, extras, page, steering, tokens
 from lmhead.serve.api.errors import ErrorReply, Json, install_errors
+from lmhead.serve.api.invalid import invalid
 from lmhead.serve.api.logs import Told
 from lmhead.serve.api.security import Gate
 from lmhead.serve.api.server import Server
@@ -96,6 +98,7 @@ def _app(server: Server) -> FastAPI:
     )
     app.state.server = server
     install_errors(app)
+    app.add_exception_handler(RequestValidationError, invalid)
     for part in (completions, chat, tokens, extras, steering):
         app.include_router(part.router)
     _add_own(app, server)

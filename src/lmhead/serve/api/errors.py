@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -91,12 +90,6 @@ def install_errors(app: FastAPI) -> None:
     async def refused(_request: Request, error: Exception) -> Json:
         return reply_of(error)
 
-    async def invalid(request: Request, error: Exception) -> Json:
-        from lmhead.serve.api.invalid import refusal_of  # its refusals are ours
-
-        assert isinstance(error, RequestValidationError)
-        return reply_of(refusal_of(error, request.headers.get("content-type", "")))
-
     async def http(_request: Request, error: Exception) -> Json:
         assert isinstance(error, HTTPException)
         reply = reply_of(Refused(error.status_code, _said(error)))
@@ -106,7 +99,6 @@ def install_errors(app: FastAPI) -> None:
 
     app.add_exception_handler(Refused, refused)
     app.add_exception_handler(LMHeadError, refused)
-    app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, refused)
 

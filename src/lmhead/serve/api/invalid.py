@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 
-from lmhead.serve.api.errors import Refused
+from lmhead.serve.api.errors import Json, Refused, reply_of
 
 # by the kind of pydantic's error: what was expected
 _EXPECTED = {
@@ -41,6 +42,12 @@ _SEVERAL = {
 }
 _COUNTED = {"too_short": "entries", "too_long": "entries",
             "string_too_short": "characters", "string_too_long": "characters"}  # fmt: skip
+
+
+async def invalid(request: Request, error: Exception) -> Json:
+    """Answer a request whose body does not hold what it must."""
+    assert isinstance(error, RequestValidationError)
+    return reply_of(refusal_of(error, request.headers.get("content-type", "")))
 
 
 def refusal_of(error: RequestValidationError, kind: str) -> Refused:
