@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 
 from lmhead.sampling import Logprobs
 from lmhead.serve.api.answering import Choice, begin, events, finished, streamed, usage
-from lmhead.serve.api.asking import Read, about, check_length, wanted
 from lmhead.serve.api.errors import Json, Refused
+from lmhead.serve.api.requests import Read, about, check_length, wanted
 from lmhead.serve.api.schemas import ChatBody, ChatReply, Message
 from lmhead.serve.api.server import Server, new_id
 

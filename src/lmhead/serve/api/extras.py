@@ -13,8 +13,8 @@ from lmhead.generation.score import scores, split
 from lmhead.inspect.lens import lens
 from lmhead.sampling import check_sampling
 from lmhead.serve.api.answering import while_there
-from lmhead.serve.api.asking import check_length, params_of, read_prompt
 from lmhead.serve.api.errors import Json, Refused
+from lmhead.serve.api.requests import check_length, params_of, read_prompt
 from lmhead.serve.api.schemas import (
     CONTROLS,
     ChoicesBody,
