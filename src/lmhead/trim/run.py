@@ -71,13 +71,13 @@ def trim_model(
         return done
     # A file cannot hold a second one; what was done goes beside it.
     with (
-        written_whole(_beside(out), force=force) as told,
+        written_whole(_beside(out), force=force) as report_file,
         written_whole(_card_beside(out), force=force) as shown,
         written_whole(out, force=force) as staging,
     ):
         write = _write_gguf if form == "gguf" else _write_keepset
         done = write(work, replace(report, out=out), staging, progress)
-        write_json(told, done.to_dict(whole=True), LISTS)
+        write_json(report_file, done.to_dict(whole=True), LISTS)
         shown.write_text(card(done), "utf-8")
     return done
 

@@ -70,7 +70,7 @@ def body_of(error: BaseException) -> tuple[int, dict[str, Any]]:
     elif isinstance(error, LMHeadError):
         status, message = 400, str(error)
     if status == 500:
-        log.error("failed", exc_info=error, extra={"told": {"kind": type(error).__name__}})
+        log.error("failed", exc_info=error, extra={"logged": {"kind": type(error).__name__}})
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -104,9 +104,9 @@ def install_errors(app: FastAPI) -> None:
 
 
 def _said(error: HTTPException) -> str:
-    told = {
+    messages = {
         404: "there is no such address; see /docs",
         405: "this address does not take that method; see /docs",
         400: "the body cannot be read; expected one JSON object",
     }
-    return told.get(error.status_code, str(error.detail))
+    return messages.get(error.status_code, str(error.detail))

@@ -63,10 +63,10 @@ def refusal_of(error: RequestValidationError, kind: str) -> Refused:
     field = where[0]
     if several is not None and first["type"] != "missing":
         where = where[: several + 1]
-        told = f"{_place(where)} is wrong; expected {_SEVERAL[where[-1]]}"
+        message = f"{_place(where)} is wrong; expected {_SEVERAL[where[-1]]}"
     else:
-        told = f"{_place(where)} {_said(first)}"
-    return Refused(400, told, param=_ascii(field)[:60])
+        message = f"{_place(where)} {_said(first)}"
+    return Refused(400, message, param=_ascii(field)[:60])
 
 
 def _no_object(got: Any, kind: str) -> str:

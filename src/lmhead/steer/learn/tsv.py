@@ -172,21 +172,21 @@ def fit(
         while state.epoch < total:
             if unlabelled is not None and state.epoch == settings.epochs:
                 state.joined, state.soft = training.labels_for(state, unlabelled)
-            told = training.epoch(state, unlabelled)
+            figures = training.epoch(state, unlabelled)
             state.epoch += 1
             ends = state.epoch % settings.epochs == 0  # a stage
             # Without validation rows, the last epoch; with them, the first of the best.
             found = float(state.epoch) if validation is None else -1.0
             if validation is not None and (ends or state.epoch % settings.every == 0):
-                found = told["auroc"] = auroc(training.scores(state, validation), validation.y)
+                found = figures["auroc"] = auroc(training.scores(state, validation), validation.y)
             if (settings.last and ends) or found > state.best:
                 state.best, state.best_epoch = found, state.epoch
                 state.best_v, state.best_prototypes = state.v.clone(), state.prototypes.clone()
-            state.history = (*state.history, told)
+            state.history = (*state.history, figures)
             if checkpoint is not None:
                 state.save(checkpoint, key)
             if report is not None:
-                report({"epoch": state.epoch, **told})
+                report({"epoch": state.epoch, **figures})
             advance(1)
     return Fit(
         state.best_v,
@@ -274,9 +274,9 @@ class _Training:
         losses = []
         for chosen in torch.split(order, self.settings.batch):
             losses.append(self._batch(state, chosen, parts, targets, generator))
-        told = {"loss": sum(losses) / len(losses)}
+        figures = {"loss": sum(losses) / len(losses)}
         self._hold(state)
-        return told | self._looks(state)
+        return figures | self._looks(state)
 
     def _batch(
         self,
