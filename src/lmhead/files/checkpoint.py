@@ -39,6 +39,22 @@ class Checkpoint:
         path = self.folder / "generation_config.json"
         return read_json(path) if path.is_file() else {}
 
+    def read_all(self, names: Iterable[str]) -> "dict[str, torch.Tensor]":
+        """Read some tensors, memory-mapped; every file is opened once."""
+        from safetensors import SafetensorError, safe_open
+
+        by_file: dict[Path, list[str]] = {}
+        for name in names:
+            by_file.setdefault(self.tensors[name].file, []).append(name)
+        found: dict[str, torch.Tensor] = {}
+        for path, inside in by_file.items():
+            try:
+                with safe_open(path, framework="pt") as file:
+                    found |= {name: file.get_tensor(name) for name in inside}
+            except (SafetensorError, OSError) as error:
+                raise BadCheckpoint(f"cannot read {path} ({error}); fetch it again") from error
+        return found
+
     def read(self, name: str, rows: slice | None = None) -> "torch.Tensor":
         """Read one tensor, or some rows, memory-mapped: nothing else of the file is loaded."""
         from safetensors import SafetensorError, safe_open

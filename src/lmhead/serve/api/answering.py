@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from lmhead.generation import Event, Generation
 from lmhead.sampling import Logprobs
-from lmhead.serve.api.asking import Wanted
 from lmhead.serve.api.errors import Refused, body_of
+from lmhead.serve.api.requests import Wanted
 from lmhead.serve.api.server import Server
 from lmhead.serve.worker import QueueFull, Stream
 

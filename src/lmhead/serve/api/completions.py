@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request
 from lmhead.generation import Event
 from lmhead.sampling import Logprobs
 from lmhead.serve.api.answering import Choice, begin, events, finished, streamed, usage
-from lmhead.serve.api.asking import read_prompts, wanted
 from lmhead.serve.api.errors import Json, Refused
 from lmhead.serve.api.pieces import Pieces
+from lmhead.serve.api.requests import read_prompts, wanted
 from lmhead.serve.api.schemas import CompletionBody, CompletionReply
 from lmhead.serve.api.server import Server, new_id
 
