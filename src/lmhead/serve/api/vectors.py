@@ -21,7 +21,7 @@ from lmhead.serve.api.errors import Refused
 from lmhead.serve.api.schemas import SteerWith
 from lmhead.steer.bound.certificate import certify
 from lmhead.steer.bound.guarding import Guard, steering_for
-from lmhead.steer.bound.steering import additions, torch_body
+from lmhead.steer.bound.steering import additions, steerable
 from lmhead.steer.control import load_vectors
 from lmhead.steer.vector import HEAD, SteeringVector
 
@@ -191,7 +191,7 @@ class Vectors:
 
     def _certified(self, name: str, path: Path, file: Path | None) -> Known:
         vectors = tuple(load_vectors(path))
-        additions(torch_body(self.model), vectors)  # layers and widths are the model's
+        additions(steerable(self.model), vectors)  # layers and widths are the model's
         certificate = None
         if len(vectors) == 1 and vectors[0].layer == HEAD:
             if not vectors[0].direction.any():
