@@ -100,7 +100,7 @@ $(LLAMACPP_WHEELS)/.built: | $(BIN)/pip
 test-llamacpp: $(VENV)/.installed-dev $(LLAMACPP_WHEELS)/.built
 	@$(BIN)/python $(PIP) --find-links $(LLAMACPP_WHEELS) --editable '.[llamacpp]'
 	@$(BIN)/lmhead pull smollm2-135m
-	LMHEAD_LLAMACPP=1 $(BIN)/python -m pytest $(PYTEST) tests/body/test_protocol.py tests/body/test_llama_cpp.py tests/steer/bound/test_llama_cpp.py
+	LMHEAD_LLAMACPP=1 $(BIN)/python -m pytest $(PYTEST) tests/body/test_protocol.py tests/body/test_llama_cpp.py tests/steer/bound/test_llama_cpp.py tests/serve/api/test_llama_cpp.py
 
 # MAX compiles for minutes, and one process cannot hold several of its sessions: a process for each file.
 test-max: $(VENV)/.installed-dev

@@ -1,6 +1,7 @@
 """Speed of the llama.cpp body under our head: against transformers, and against llama.cpp itself.
 
-    python benchmarks/llamacpp.py [--model MODEL] [--trimmed FILE.gguf] [--tokens 128] [--rounds 3]
+    python benchmarks/llamacpp.py [--model MODEL] [--trimmed FILE.gguf [--texts FILE.jsonl]]
+                                  [--tokens 128] [--rounds 3]
 
 One process, all turn by turn, so that a busy machine slows all; the ratios are those of the best
 rounds. Greedy, one sequence, none may end early:
@@ -10,8 +11,9 @@ rounds. Greedy, one sequence, none may end early:
 - lmhead with the llama.cpp body, its head dense and screened;
 - the same two on the trimmed file, where one is given (`lmhead trim --form gguf`).
 
-For the trimmed file it also tells what it keeps: bytes, and whether llama.cpp itself gives the same
-tokens and bit-equal logits for the tokens that both have.
+For the trimmed file it also tells what it keeps: bytes, how many texts llama.cpp's own tokenizer
+splits alike in both files, and along greedy texts of the original, whether the best token is the
+same and the logits of all kept tokens are bit-equal, all of it in llama.cpp itself.
 """
 
 import argparse
@@ -25,13 +27,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from lmhead.body.llama.library import Loaded, library
+from lmhead.body.llama.library import Loaded, is_installed, library
 from lmhead.generation import generate
 from lmhead.generation.engines import engine
 from lmhead.loading import Model, load
 from lmhead.models.fetch import gguf_of
 
 PROMPT = "The history of the city begins in the year"
+PROMPTS = (
+    PROMPT, "The capital of France is", "Return the number of bytes that", "Once upon a time",
+    "Permission is hereby granted, free of charge,", "def read(self, size=-1):", "Water boils at",
+    "Raise an error if the file", "The first computer was", "Redistribution and use in source",
+)  # fmt: skip
 
 
 class Plain:
@@ -44,8 +51,8 @@ class Plain:
         params.n_threads = params.n_threads_batch = torch.get_num_threads()
         params.no_perf = True
         self.context = self.lib.llama_init_from_model(self.model.pointer, params)
-        vocab = self.lib.llama_model_get_vocab(self.model.pointer)
-        self.V = int(self.lib.llama_vocab_n_tokens(vocab))
+        self.vocab = self.lib.llama_model_get_vocab(self.model.pointer)
+        self.V = int(self.lib.llama_vocab_n_tokens(self.vocab))
 
     def read(self, ids: Sequence[int]) -> Any:
         """Read ids behind what was read; return the logits `[V]` of the last."""
@@ -54,6 +61,13 @@ class Plain:
             raise SystemExit("llama.cpp could not read the tokens")
         logits = self.lib.llama_get_logits_ith(self.context, -1)
         return np.ctypeslib.as_array(logits, (self.V,))
+
+    def tokens(self, text: str) -> list[int]:
+        """Split a text by llama.cpp's own tokenizer, with what the model puts before it."""
+        data = text.encode()
+        held = (ctypes.c_int32 * (len(data) + 8))()
+        n = self.lib.llama_tokenize(self.vocab, data, len(data), held, len(held), True, False)
+        return list(held[:n])
 
     def greedy(self, ids: Sequence[int], tokens: int, banned: Sequence[int]) -> list[int]:
         """Continue ids by the best token, `tokens` times."""
@@ -116,7 +130,7 @@ def compare(options: argparse.Namespace, threads: int) -> dict[str, Any]:
         fewer = engine(small, "screened", note=lambda _: None)
         runs["llama.cpp, trimmed"] = lambda: cut.greedy(own, tokens, small.stop_ids)
         runs["lmhead, trimmed, screened"] = ours(small, fewer, own, tokens)
-        told["trimmed"] = kept(plain, cut, body, small, tokens) | {
+        told["trimmed"] = kept(plain, cut, body, small, options.texts) | {
             "bytes": options.trimmed.stat().st_size,
             "of": file.stat().st_size,
         }
@@ -137,33 +151,54 @@ def same(a: Any, b: Any) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
 
 
-def kept(plain: Plain, cut: Plain, body: Model, small: Model, tokens: int) -> dict[str, Any]:
-    """Compare the two files in llama.cpp itself: greedy tokens, and logits of kept tokens."""
+def kept(plain: Plain, cut: Plain, body: Model, small: Model, texts: Path | None) -> dict[str, Any]:
+    """Compare the two files in llama.cpp itself: tokens of texts, logits along greedy texts."""
     names = {text: i for i, text in enumerate(small.tokenizer.convert_ids_to_tokens(range(cut.V)))}
     pieces = body.tokenizer.convert_ids_to_tokens(range(plain.V))
-    pairs = [(i, names[piece]) for i, piece in enumerate(pieces) if piece in names]
-    old, new = (list(column) for column in zip(*pairs, strict=True))
-    ids, own = body.encode(PROMPT), small.encode(PROMPT)
-    for one in (plain, cut):
-        one.lib.llama_memory_clear(one.lib.llama_get_memory(one.context), True)
-    z, y = plain.read(ids)[old], cut.read(own)[new]
-    a = body.decode(plain.greedy(ids, tokens, body.stop_ids))
-    b = small.decode(cut.greedy(own, tokens, small.stop_ids))
-    return {
-        "rows": cut.V, "of_rows": plain.V, "same_text": a == b,
-        "logits_bit_equal": bool((z == y).all()), "largest_difference": float(abs(z - y).max()),
+    new_of = {i: names[piece] for i, piece in enumerate(pieces) if piece in names}
+    old, new = list(new_of), list(new_of.values())
+    steps, other, unequal, largest = 0, 0, 0, 0.0
+    prompts = [ids for text in PROMPTS if set(ids := plain.tokens(text)) <= set(new_of)]
+    for ids in prompts:
+        for one in (plain, cut):
+            one.lib.llama_memory_clear(one.lib.llama_get_memory(one.context), True)
+        z, y = plain.read(ids), cut.read([new_of[i] for i in ids])
+        for _ in range(32):
+            best = int(z.argmax())
+            steps += 1
+            other += new_of.get(best) != int(y.argmax())
+            unequal += not np.array_equal(z[old], y[new])
+            largest = max(largest, float(abs(z[old] - y[new]).max()))
+            if best not in new_of or best in body.stop_ids:
+                break  # from here on the two read different texts, or it is at its end
+            z, y = plain.read([best]), cut.read([new_of[best]])
+    told = {
+        "rows": cut.V, "of_rows": plain.V, "prompts": len(prompts), "steps": steps,
+        "other_best_token": other, "steps_with_other_logits": unequal,
+        "largest_difference": largest,
     }  # fmt: skip
+    if texts is not None:
+        lines = [json.loads(line)["text"] for line in texts.read_text("utf-8").splitlines()]
+        alike = sum(
+            [new_of.get(i) for i in plain.tokens(line)] == cut.tokens(line) for line in lines
+        )
+        told |= {"texts": len(lines), "texts_with_the_same_tokens": alike}
+    return told
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--trimmed", type=Path)
+    parser.add_argument("--texts", type=Path, help="texts to split into tokens with both files")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if not is_installed():
+        print("skipped: llama-cpp-python is not installed (extra llamacpp)")
+        return
     rows = [compare(options, threads) for threads in options.threads]
     if options.json:
         print(json.dumps(rows))
@@ -177,9 +212,14 @@ def main() -> None:
         if cut := row.get("trimmed"):
             print(
                 f"trimmed: {cut['rows']:,} of {cut['of_rows']:,} rows, {cut['bytes'] / 1e6:.0f} of "
-                f"{cut['of'] / 1e6:.0f} MB; in llama.cpp itself the same text: {cut['same_text']}, "
-                f"kept logits bit-equal: {cut['logits_bit_equal']}"
+                f"{cut['of'] / 1e6:.0f} MB; in llama.cpp itself, {cut['steps']} steps: "
+                f"{cut['other_best_token']} with another best token, "
+                f"{cut['steps_with_other_logits']} with other logits of kept tokens"
+                f" (by at most {cut['largest_difference']:.2g})"
             )
+            if "texts" in cut:
+                alike = cut["texts_with_the_same_tokens"]
+                print(f"{alike:,} of {cut['texts']:,} texts have the same tokens")
 
 
 if __name__ == "__main__":

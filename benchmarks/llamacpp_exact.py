@@ -11,13 +11,16 @@ logits under a vector at every fifth block, in both bodies, on the float32 file.
 
 import argparse
 import json
+import os
 import struct
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lmhead.body.llama.library import is_installed
 from lmhead.files.gguf import open_gguf, pack_string
 from lmhead.generation import generate
 from lmhead.loading import Model, load
@@ -58,11 +61,11 @@ def as_float32(source: Path, target: Path) -> Path:
 
 
 @torch.inference_mode()
-def compare(fast: Model, slow: Model, count: int, tokens: int) -> dict[str, Any]:
-    """Compare two bodies along the greedy texts of the second."""
+def compare(fast: Model, slow: Model, texts: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Compare two bodies along the greedy texts of the second: what it says after each prompt."""
     cosines, largest, parted, unexplained, steps, whole = [], 0.0, 0, 0, 0, 0
-    for text in PROMPTS[:count]:
-        ids, made = slow.encode(text), generate(text, slow, max_tokens=tokens)[0].ids
+    for text, made in texts.items():
+        ids = slow.encode(text)
         read = torch.tensor([[*ids, *made[:-1]]])
         h, wanted = fast.body(read, use_cache=False)[0][0], slow.body(read, use_cache=False)[0][0]
         cosines.append(torch.cosine_similarity(h, wanted, dim=-1))
@@ -76,13 +79,13 @@ def compare(fast: Model, slow: Model, count: int, tokens: int) -> dict[str, Any]
             parted += 1
             a, b = int(ours[t]), int(theirs[t])
             unexplained += float(z[t, b] - z[t, a]) > float(off[t, a] + off[t, b])
-        whole += generate(text, fast, max_tokens=tokens)[0].ids == made
+        whole += generate(text, fast, max_tokens=len(made))[0].ids == made
     every = torch.cat(cosines)
     return {
         "positions": len(every), "lowest_cosine": float(every.min()),
         "mean_cosine": float(every.mean()), "largest_logit_difference": largest,
         "steps": steps, "other_best_token": parted, "unexplained": unexplained,
-        "texts": count, "same_texts": whole,
+        "texts": len(texts), "same_texts": whole,
     }  # fmt: skip
 
 
@@ -110,16 +113,23 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if not is_installed():
+        print("skipped: llama-cpp-python is not installed (extra llamacpp)")
+        return
     file = Path(options.model)
     file = file if file.is_file() else gguf_of(options.model)
     slow = load(options.model, body="torch")
-    count = options.prompts, options.tokens
+    texts = {
+        text: generate(text, slow, max_tokens=options.tokens)[0].ids
+        for text in PROMPTS[: options.prompts]
+    }
     rows: dict[str, Any] = {
-        "as stored": compare(load(options.model, body="llama.cpp"), slow, *count)
+        "as stored": compare(load(options.model, body="llama.cpp"), slow, texts)
     }
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["LMHEAD_CACHE"] = str(Path(folder) / "cache")  # what is kept of it goes with it
         exact = load(as_float32(file, Path(folder) / "float32.gguf"), body="llama.cpp")
-        rows["in float32"] = compare(exact, slow, *count)
+        rows["in float32"] = compare(exact, slow, texts)
         rows["steered, in float32"] = steered(exact, slow)
     if options.json:
         print(json.dumps({"model": options.model, **rows}))

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,23 @@ async def leave_early(client: httpx.AsyncClient, body: dict[str, Any], after: in
                 return
 
 
+async def give_up(client: httpx.AsyncClient, body: dict[str, Any], after: float) -> None:
+    """Wait for a whole answer, but not long enough."""
+    long = {**body, "max_tokens": 200, "min_tokens": 200}
+    with suppress(httpx.TimeoutException):
+        await client.post("/v1/completions", json=long, timeout=after)
+
+
+async def hang_up(url: str) -> None:
+    """Send half a body, and go."""
+    host, port = url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: 99\r\n\r\n"
+    writer.write(head.encode() + b'{"prompt": "x')
+    await writer.drain()
+    writer.close()
+
+
 async def mixed(
     url: str,
     vectors: Sequence[str],
@@ -143,7 +160,12 @@ async def mixed(
             body, expected = bodies[i % distinct], alone[i % distinct]
             kind = i % 10
             if kind == 3:
-                await leave_early(client, body, 1 + i % 3)
+                if i // 10 % 4 == 1:
+                    await give_up(client, body, 0.5)
+                elif i // 10 % 4 == 3:
+                    await hang_up(url)
+                else:
+                    await leave_early(client, body, 1 + i % 3)
                 told["left"] += 1
                 return
             if kind == 7:
@@ -399,6 +421,7 @@ def main() -> None:
     parts = ("mixed", "clients", "first", "guarded")
     parser.add_argument("parts", nargs="*", default=parts, help=", ".join(parts))
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--engine", default="auto", help="The engine of the server's head.")
     parser.add_argument("--url", help="A server that runs already; else one is started.")
     parser.add_argument("--pid", type=int, help="Its process, for its memory.")
     parser.add_argument("--requests", type=int, default=400)
@@ -414,7 +437,7 @@ def main() -> None:
         if given.url:
             run(given, given.url, given.pid, loaded.body.model, added, Path(folder))
             return
-        with served(given.model) as (url, pid):
+        with served(given.model, "--engine", given.engine) as (url, pid):
             run(given, url, pid, loaded.body.model, added, Path(folder))
 
 

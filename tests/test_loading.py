@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 from transformers import (
     AutoModelForCausalLM,
@@ -224,6 +225,22 @@ def test_an_adapter_changes_nothing_silently(
     (folder / "adapter_config.json").write_text(json.dumps(about))
     with pytest.raises(LMHeadError, match=r"adapter_config\.json belongs to an adapter.*merge"):
         reader(folder)
+
+
+def test_all_readers_take_the_same_weights(folder: Path) -> None:
+    """A folder with one whole file and an index of others: transformers takes the former."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file({n: t * 2 for n, t in tensors.items()}, folder / "b.safetensors", {"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "b.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert torch.equal(LMHead.from_pretrained(folder).weight, load(folder).head.weight)
+    config = json.loads((folder / "config.json").read_text())
+    config["transformers_weights"] = "b.safetensors"
+    (folder / "config.json").write_text(json.dumps(config))
+    for reader in (load, LMHead.from_pretrained, inspect_model):
+        with pytest.raises(LMHeadError, match="names other weights"):
+            reader(folder)
 
 
 def test_bodies_are_torch_unless_asked(model: Model) -> None:

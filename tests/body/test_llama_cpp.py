@@ -21,7 +21,7 @@ from lmhead.generation import Engine, Generation, Request, generate, next_tokens
 from lmhead.generation.engines import engine
 from lmhead.loading import Model, load
 from lmhead.sampling import Sampler, SamplingParams
-from tiny_gguf import Q, llama, merged_vocabulary, randomise, write_gguf
+from tiny_gguf import ARCHITECTURES, Q, llama, merged_vocabulary, randomise, write_gguf
 
 if not is_installed():
     if os.environ.get("LMHEAD_LLAMACPP"):
@@ -174,22 +174,74 @@ def test_generations_leave_nothing_behind(fast: Model) -> None:
 
 
 def test_the_memory_grows_and_keeps_what_it_holds(smollm2_gguf: Path) -> None:
+    """In cells, when a text is long, and in rows, when many come; nobody's h changes by a bit."""
     model = load("smollm2-135m", body="llama.cpp")
     assert isinstance(model.body, LlamaBody)
     prompt = model.encode("The capital of France is")
+    ids = torch.tensor([[260], [7042]])
     with torch.inference_mode():
-        h, memory = model.body.prefill([prompt, prompt[:3]])
-        wanted, _ = model.body.run(torch.tensor([[260], [7042]]), memory)
+        _, memory = model.body.prefill([prompt, prompt[:3]])
+        wanted, memory = model.body.run(ids, memory)
+        further, _ = model.body.run(ids, memory)
         _, memory = model.body.prefill([prompt, prompt[:3]])
         first = model.body._rows.context
         _, _long = model.body.prefill([[7] * (first.cells + 4)])
         grown = model.body._rows.context
-        assert (grown.cells, grown.sequences) == (2 * first.cells, first.sequences)
-        h, _ = model.body.run(torch.tensor([[260], [7042]]), memory)
-    assert torch.equal(h, wanted)
+        assert grown.cells == 2 * first.cells
+        h, memory = model.body.run(ids, memory)
+        assert torch.equal(h, wanted)
+        _, _many = model.body.prefill([[5 + i] for i in range(2 * grown.sequences)])
+        last = model.body._rows.context
+        assert (last.cells, last.sequences > 2 * grown.sequences) == (grown.cells, True)
+        h, _ = model.body.run(ids, memory)
+    assert torch.equal(h, further)
+
+
+@pytest.mark.parametrize(("family", "rounding"), [("llama", 0.0), ("gemma3", 1e-5)])
+def test_a_copy_is_a_copy_although_the_memory_grows_at_once(
+    family: str, rounding: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp's own copy is done at the next pass, and would be lost with the old context.
+
+    What has left a sliding window is not copied: the same is added up in another order.
+    """
+    monkeypatch.setenv("LMHEAD_CACHE", str(tmp_path / "cache"))
+    net = randomise(ARCHITECTURES[family](max_position_embeddings=2000))
+    file = write_gguf(tmp_path / "x.gguf", family, net, tokenizer=merged_vocabulary)
+    body = load(file, body="llama.cpp").body
+    assert isinstance(body, LlamaBody)
+    ids = torch.randint(4, 90, (1, body._rows.context.cells), generator=torch.manual_seed(0))
+    nexts = torch.tensor([[9], [9], [11]])
+    with torch.inference_mode():
+        wanted, _ = load(file, body="torch").body(torch.cat([ids, nexts[:1]], 1), use_cache=False)
+        _, memory = body.run(ids)
+        memory.select([0, 0, 0])  # more rows than there are
+        h, memory = body.run(nexts, memory)  # and more cells
+        assert off(h[0], h[1]) <= rounding
+        assert off(h[0], h[2]) > 0.01
+        assert off(h[0, -1], wanted[0, -1]) < 2e-3
+        memory.select([2, 2])
+        h, _ = body.run(nexts[:2], memory)
+    assert off(h[0], h[1]) <= rounding
+
+
+def off(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+def test_many_texts_are_read_a_few_at_a_time(fast: Model) -> None:
+    assert isinstance(fast.body, LlamaBody)
+    texts = [f"{word} {other}" for word in WORDS for other in WORDS[:3]]
+    h = fast.last_hidden(texts)
+    assert h.shape == (42, fast.head.hidden_size)
+    assert torch.equal(h[17], fast.last_hidden(texts[17]))
+    rows = fast.body._rows
+    rows._collect()
+    assert not rows._used
 
 
 def test_too_many_sequences(fast: Model) -> None:
+    assert isinstance(fast.body, LlamaBody)
     with pytest.raises(BadInput, match=r"remembers at most \d+; lower batch_size"):
         fast.body.prefill([[5]] * 1000)
     h, _ = fast.body.prefill([[5]] * 3)  # and goes on
@@ -217,10 +269,10 @@ def test_a_file_that_llama_cpp_cannot_load_is_named(tmp_path: Path) -> None:
 
 
 def test_another_version_is_met_by_a_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(library(), "llama_memory_seq_cp")
+    monkeypatch.delattr(library(), "llama_memory_seq_rm")
     room.library.cache_clear()
     try:
-        with pytest.raises(LMHeadError, match=r"llama-cpp-python .* has no llama_memory_seq_cp"):
+        with pytest.raises(LMHeadError, match=r"llama-cpp-python .* has no llama_memory_seq_rm"):
             library()
     finally:
         monkeypatch.undo()
@@ -259,8 +311,9 @@ def test_auto_takes_it_for_a_gguf_file_alone(
     assert not isinstance(load(smollm2, body="auto").body, LlamaBody)
 
 
+@pytest.mark.parametrize("command", ["next", "read", "score", "generate"])
 def test_the_command_line_says_which_body_it_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = {**os.environ, "LMHEAD_CACHE": str(tmp_path / "cache")}
     file = write_gguf(
@@ -269,7 +322,7 @@ def test_the_command_line_says_which_body_it_takes(
     said = {}
     for body in ("auto", "torch"):
         done = subprocess.run(
-            [sys.executable, "-m", "lmhead", "next", "abc", "-m", str(file), "--body", body],
+            [sys.executable, "-m", "lmhead", command, "abc", "-m", str(file), "--body", body],
             capture_output=True, text=True, env=env,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -80,7 +80,9 @@ def test_what_a_disk_or_a_killed_process_spoiled_is_read_again(net: Net, cache: 
     size = len(whole) // 3
     file.write_bytes(whole[: 2 * size + 40])  # the third is unfinished
     counted = Counted(model)
-    assert torch.equal(read(model).likelihood, first.likelihood)
+    again = read(model).likelihood  # two as they were kept; one, alone, rounds in its own way
+    assert int((again == first.likelihood).all(-1).sum()) >= 2
+    torch.testing.assert_close(again, first.likelihood)
     assert counted.texts == 1
     assert len(file.read_bytes()) == len(whole)
     spoiled = bytearray(whole)

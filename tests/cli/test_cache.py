@@ -158,3 +158,9 @@ def test_what_another_process_removed_is_removed(tmp_path: Path, monkeypatch: An
     remove(entry)
     remove(entry)
     assert entries() == []
+
+
+def test_a_limit_beyond_all_numbers(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["cache", "limit", "9" * 400]) == 2
+    assert "expected a number and a unit" in capfd.readouterr().err
+    assert len(listed(capfd)) == 3

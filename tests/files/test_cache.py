@@ -12,6 +12,7 @@ import pytest
 
 from lmhead.errors import LMHeadError
 from lmhead.files.cache import build_once, cache_root
+from lmhead.files.stamp import private_folder
 
 
 @pytest.fixture(autouse=True)
@@ -150,3 +151,44 @@ def test_a_full_disk_names_the_cache_and_no_network(
     with pytest.raises(LMHeadError, match=r"disk is full.*LMHEAD_CACHE") as caught:
         build_once(cache / "models" / "x", build)
     assert "network" not in str(caught.value)
+
+
+def test_a_home_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMHEAD_CACHE", "~nobody-of-that-name/cache")
+    with pytest.raises(LMHeadError, match="LMHEAD_CACHE is ~nobody-of-that-name"):
+        cache_root()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_a_link_in_the_place_of_a_lock_is_not_followed(cache: Path) -> None:
+    precious = cache / "precious"
+    precious.write_text("precious")
+    (cache / "locks").mkdir()
+    (cache / "locks" / "models-x.lock").symlink_to(precious)
+    with pytest.raises(LMHeadError, match="cannot write"):
+        build_once(cache / "models" / "x", fill)
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="rights of POSIX")
+def test_what_runs_is_kept_where_nobody_else_can_write(cache: Path) -> None:
+    place = cache / "numba"
+    private_folder(place)
+    private_folder(place)  # it may be there
+    assert place.stat().st_mode & 0o777 == 0o700
+    for folder in (place, cache):
+        before = folder.stat().st_mode
+        folder.chmod(0o777)
+        with pytest.raises(LMHeadError, match="others may write to"):
+            private_folder(place)
+        folder.chmod(before)
+    cache.chmod(0o1777)  # as /tmp is: nobody else can put another folder in its place
+    private_folder(place)
+    other = cache / "linked"
+    other.symlink_to(place)
+    with pytest.raises(LMHeadError, match="others may write to"):
+        private_folder(other)
+    if os.geteuid() == 0:
+        os.chown(place, 12345, -1)
+        with pytest.raises(LMHeadError, match="belongs to another user"):
+            private_folder(place)

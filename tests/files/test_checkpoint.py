@@ -1,6 +1,7 @@
 """Folders that are not what they should be, each with an error that says what to do."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from safetensors.torch import save_file
 from lmhead.errors import BadCheckpoint, UnsupportedModel
 from lmhead.files.checkpoint import open_checkpoint
 from lmhead.files.safetensors import read_header
+from lmhead.models.reading import read_tokenizer
 
 
 @pytest.fixture
@@ -71,7 +73,8 @@ def test_no_weights_at_all(tmp_path: Path) -> None:
 
 
 def test_missing_shard(folder: Path) -> None:
-    names = {"a": "model-1.safetensors", "b": "model.safetensors"}
+    (folder / "model.safetensors").rename(folder / "model-2.safetensors")
+    names = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     with pytest.raises(BadCheckpoint, match=r"lacks 1 of the 2 files"):
         open_checkpoint(folder)
@@ -79,8 +82,54 @@ def test_missing_shard(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../x", "", "x" * 5000, 5, None])
 def test_an_index_names_files_of_its_own_folder(folder: Path, name: object) -> None:
+    (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(BadCheckpoint, match=r"outside its folder|no file"):
+        open_checkpoint(folder)
+
+
+def test_the_weights_are_those_that_transformers_loads(folder: Path) -> None:
+    save_file({"a": torch.zeros(2)}, folder / "other.safetensors")
+    index = {"weight_map": {"a": "other.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert open_checkpoint(folder).tensors["a"].shape == (7, 3)  # one whole file comes first
+    for name in ("other.safetensors", "model.safetensors.index.json", 5, ["x"]):
+        (folder / "config.json").write_text(json.dumps({"transformers_weights": name}))
+        with pytest.raises(UnsupportedModel, match="names other weights"):
+            open_checkpoint(folder)
+    (folder / "config.json").write_text('{"transformers_weights": "model.safetensors"}')
+    open_checkpoint(folder)
+
+
+def test_a_tensor_in_two_files_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    save_file({"a": torch.zeros(2)}, folder / "two.safetensors")
+    index = {"weight_map": {"a": "two.safetensors", "b": "one.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(BadCheckpoint, match=r"is in one\.safetensors and in two\.safetensors"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "merges.txt", "x", "additional_chat_templates/x.jinja"]
+)
+def test_a_pipe_among_the_files_keeps_nobody_waiting(folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        make(folder / name)
+        with pytest.raises(BadCheckpoint, match="no ordinary file"):
+            open_checkpoint(folder)
+        with pytest.raises(BadCheckpoint, match="no ordinary file"):
+            read_tokenizer(folder)
+        (folder / name).unlink()
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "vocab.txt", "LICENSE", "README.md"])
+def test_a_template_without_end_is_refused(folder: Path, name: str) -> None:
+    (folder / name).touch()
+    os.truncate(folder / name, 2**40)  # takes no room on the disk
+    with pytest.raises(BadCheckpoint, match="expected at most"):
         open_checkpoint(folder)
 
 

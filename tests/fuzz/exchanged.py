@@ -3,6 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,49 @@ def read_tokenizer(data: bytes, folder: Path) -> None:
     tokenizer.closure([2])
 
 
+def _training() -> Any:
+    import torch
+
+    from lmhead.steer.learn.tsv import _State
+
+    names = ("v", "first", "second", "prototypes", "best_v", "best_prototypes", "joined", "soft")
+    return _State(**{name: torch.ones(4) for name in names}, history=({"loss": 1.0},))
+
+
+def training_seed() -> bytes:
+    return _written("state", lambda path: _training().save(path, "key"))
+
+
+def read_training(data: bytes, folder: Path) -> None:
+    from lmhead.steer.learn.tsv import _State
+
+    (folder / "state").write_bytes(data)
+    _State.load(folder / "state", "key")
+
+
+@cache
+def _saved_by_ranks() -> dict[str, bytes]:
+    import torch
+
+    from lmhead.ranks import save_checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        about = {"step": 5, "names": ["a"]}
+        save_checkpoint({"w": torch.ones(4, 3), "about": about}, Path(folder) / "c")
+        return {path.name: path.read_bytes() for path in (Path(folder) / "c").iterdir()}
+
+
+def read_saved_by_ranks(data: bytes, folder: Path) -> None:
+    import torch
+
+    from lmhead.ranks import load_checkpoint
+
+    for name, content in _saved_by_ranks().items():
+        (folder / name).write_bytes(content)
+    (folder / ".metadata").write_bytes(data)
+    load_checkpoint({"w": torch.zeros(4, 3), "about": {"step": 0, "names": [""]}}, folder)
+
+
 def targets() -> dict[str, tuple[bool, Callable[[], list[Any]], Reader]]:
     """Return name -> (whether it is JSON, what makes the seeds, what reads a file)."""
     inputs = {"texts": [[1, 2]], "prompts": [[1]], "unheard": [], "max_tokens": 8, "binds": True}
@@ -131,5 +175,7 @@ def targets() -> dict[str, tuple[bool, Callable[[], list[Any]], Reader]]:
         "ids": (False, lambda: [b"1\n2\n3\n", b"[1, 2, 3]"], read_id_list),
         "counts": (False, lambda: [counts_seed()], read_counts),
         "trim-report": (True, lambda: [report], read_report),
+        "training-state": (False, lambda: [training_seed()], read_training),
+        "checkpoint": (False, lambda: [_saved_by_ranks()[".metadata"]], read_saved_by_ranks),
         "trim-tokenizer": (True, lambda: [tokenizer_seed()], read_tokenizer),
     }

@@ -25,6 +25,8 @@ READERS = (
     "counts",
     "trim-report",
     "trim-tokenizer",
+    "training-state",
+    "checkpoint",
     "saved-head",
     "schema",
     "screen",

@@ -108,3 +108,19 @@ def test_a_keep_set_file_belongs_to_one_head(head: LMHead, kept: list[int], tmp_
 def test_keep_sets_that_fit_no_head_are_refused(head: LMHead, ids: list[int]) -> None:
     with pytest.raises(BadInput, match="keep-set"):
         TrimmedHead(head, ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("d", [576, 123])
+def test_bit_equal_wherever_the_weight_begins(d: int, dtype: torch.dtype) -> None:
+    """Weights of a mapped file begin anywhere in a cache line; some products depend on that."""
+    rng = torch.Generator().manual_seed(0)
+    for first in (0, 1, 3, 10):
+        room = torch.randn(3001 * d + first, generator=rng).to(dtype)
+        head = LMHead(room[first:].view(3001, d))
+        for n in (1, 2, 5, 17):
+            h = torch.randn(n, d, generator=rng).to(dtype)
+            whole = head(h)
+            for count in (70, 1000, 2500):
+                ids = torch.randperm(3001, generator=rng)[:count].sort().values
+                assert torch.equal(TrimmedHead(head, ids)(h)[:, ids], whole[:, ids]), (first, n)

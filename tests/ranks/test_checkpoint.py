@@ -1,11 +1,17 @@
 """What N ranks save, M ranks load; a tensor-parallel model goes on as if nothing had happened."""
 
+import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import lost_checks
+from lmhead.errors import BadCheckpoint
+from lmhead.ranks import load_checkpoint, save_checkpoint
 from world import World
 
 
@@ -44,3 +50,45 @@ def test_a_tensor_parallel_model_trains_as_one_rank_does(world: World, tmp_path:
         assert losses == pytest.approx(alone[10:], abs=1e-5)
     for losses, _ in world.run("lost_checks.train", str(tmp_path / "all"), 0, 20, size=2):
         assert losses == pytest.approx(alone, abs=1e-5)
+
+
+class Evil:
+    """What makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return os.mkdir, (str(self.path),)
+
+
+def state(step: Any) -> dict[str, Any]:
+    return {"w": torch.arange(12.0).reshape(4, 3), "about": {"step": step, "rates": [0.1, "x"]}}
+
+
+def test_no_code_of_a_checkpoint_runs(tmp_path: Path) -> None:
+    """torch's own reader unpickles the list of tensors, and every value that is none."""
+    folder, made = tmp_path / "saved", tmp_path / "made"
+    save_checkpoint(state(5), folder)
+    found = state(0) | {"w": torch.zeros(4, 3)}
+    load_checkpoint(found, folder)
+    assert torch.equal(found["w"], state(5)["w"])
+    assert found["about"] == state(5)["about"]
+
+    listed = folder / ".metadata"
+    sound = listed.read_bytes()
+    listed.write_bytes(pickle.dumps(Evil(made)))
+    with pytest.raises(BadCheckpoint, match=r"posix\.mkdir|nt\.mkdir"):
+        load_checkpoint(found, folder)
+    listed.write_bytes(sound.replace(b"__0_0.distcp", b"../0_.distcp"))
+    with pytest.raises(BadCheckpoint, match="outside of the folder"):
+        load_checkpoint(found, folder)
+    for damaged in (b"", sound[:50], b"junk", pickle.dumps({"a": 1})):
+        listed.write_bytes(damaged)
+        with pytest.raises(BadCheckpoint):
+            load_checkpoint(found, folder)
+
+    save_checkpoint(state(Evil(made)), folder, force=True)
+    with pytest.raises(BadCheckpoint):
+        load_checkpoint(found, folder)
+    assert not made.exists()

@@ -1,7 +1,9 @@
 """Guided decoding: the mask is exactly what the grammar allows, and its end is known."""
 
 import json
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -152,6 +154,64 @@ def test_a_grammar_that_cannot_be_used_is_an_error_of_one_line(tiny, values, mes
     with pytest.raises(BadInput, match=message) as error:
         Sampler.from_params(SamplingParams(**values), tokenizer=tiny)
     assert "\n" not in str(error.value)
+
+
+DEEP = """
+import itertools, json, string, sys
+from lmhead.errors import BadInput
+from lmhead.files.limits import GRAMMAR
+from lmhead.sampling import compile_guide
+from lmhead.sampling.guided import check_guide
+
+letters = string.ascii_lowercase
+names = ["".join(p) for n in (1, 2, 3) for p in itertools.product(letters, repeat=n)]
+names = [name for name in names if name != "start"]
+
+def chain(line, end, most):
+    # as many rules, each naming the next, as the limit lets through
+    lines, used = [], len(end) + 40
+    for this, after in zip(names, names[1:]):
+        made = line.format(this, after)
+        used += len(made) + 1
+        if used > most or len(lines) > len(names) - 3:
+            break
+        lines.append(made)
+    return lines, end.format(names[len(lines)])
+
+rules, last = chain("{}:{}", '{}:"x"', GRAMMAR)
+terms, final = chain("{}:{}", '{}:"x"', GRAMMAR)
+given = {
+    "rules": {"grammar": "\\n".join(["start:a", *rules, last])},
+    "terminals": {"grammar": "\\n".join(["start:A", *(t.upper() for t in terms),
+                                         final.split(":")[0].upper() + ':"x"'])},
+}
+count = 3000
+of = {f"a{i}": {"properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(count)}
+refs = {"$ref": "#/$defs/a0", "$defs": {**of, f"a{count}": {"type": "string"}}}
+given["refs"] = {"json_schema": refs}
+for name, one in given.items():
+    assert len(json.dumps(one)) > 0.5 * GRAMMAR, name
+    try:
+        check_guide(**one)
+        state = compile_guide(sys.argv[1], **one).start()
+        state.mask(300)
+        print(name, "compiled")
+    except BadInput as error:
+        print(name, error)
+"""
+
+
+def test_a_grammar_as_deep_as_may_be_does_not_end_the_process(tiny, tmp_path: Path):
+    """llguidance recurses; at 8 MB of stack some 1,500 rules that name each other ended it."""
+    tiny.save(str(tmp_path / "tokenizer.json"))
+    done = subprocess.run(
+        [sys.executable, "-c", DEEP, str(tmp_path / "tokenizer.json")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr[-1000:])
+    assert len(done.stdout.splitlines()) == 3
 
 
 def test_a_token_that_the_grammar_does_not_allow_is_an_error(tiny):

@@ -11,6 +11,7 @@ import pytest
 
 from lmhead.errors import BadInput, LMHeadError, UnsupportedModel
 from lmhead.files.gguf import open_gguf
+from lmhead.models.convert import convert_gguf
 from lmhead.trim.corpus import Corpus
 from lmhead.trim.gguf import closure, read_tokenizer, write_trimmed_gguf
 from lmhead.trim.idmap import TrimMap
@@ -109,6 +110,30 @@ def test_rows_are_the_same_bytes_and_the_rest_is_untouched(source: Path, tmp_pat
     for name in old.fields:
         if not name.startswith("GGUF.") and not name.endswith(changed):
             assert old.fields[name].contents() == new.fields[name].contents()
+
+
+def test_a_ready_keep_set_dequantises_no_block(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = tmp_path / "ids"
+    ids.write_text("\n".join(map(str, range(800, 1200))))
+    plan_trim(TrimRequest(str(source), Keep(ids=ids)))  # the original is in the cache now
+    folders: list[bool] = []
+
+    def converted(*arguments: Any, head_only: bool = False) -> None:
+        folders.append(head_only)
+        convert_gguf(*arguments, head_only=head_only)
+
+    monkeypatch.setattr("lmhead.models.convert.convert_gguf", converted)
+    request = TrimRequest(str(source), Keep(ids=ids))
+    report = trim_model(request, tmp_path / "out.gguf", form="gguf")
+    assert folders == [True]
+    assert report.proof is not None
+    assert report.proof.ran_by == "lmhead"
+    # Whole folders, run by transformers, have the same logits and the same greedy text.
+    again, _ = verify_path(str(source), tmp_path / "out.gguf")
+    assert (again.passed, again.ran_by) == (True, "transformers")
+    assert again.checks[-2:] == report.proof.checks[-2:]
 
 
 def test_a_trimmed_gguf_is_proved_like_any_model(

@@ -1,5 +1,6 @@
 """A tokenizer from its files alone is the one that transformers loads."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from transformers import AutoTokenizer
 from lmhead.trim.folder import ModelFolder, render_conversations, template_texts
 from lmhead.trim.plain_tokenizer import PlainTokenizer
 from lmhead.trim.tokenizer import TokenizerJson
+from lmhead.trim.verify import verify_trim
 
 
 def of(folder: Path) -> PlainTokenizer | None:
@@ -75,3 +77,35 @@ print({"torch", "transformers"} & set(sys.modules))
         [sys.executable, "-c", script, *places], check=True, capture_output=True, text=True
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_a_ready_keep_set_is_proved_by_a_run_without_transformers(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    ids = tmp_path / "ids"
+    ids.write_text("\n".join(map(str, range(300, 600))))
+    script = """
+import json
+import sys
+from pathlib import Path
+from lmhead.trim.keepset import Keep
+from lmhead.trim.report import TrimRequest
+from lmhead.trim.run import trim_model
+
+model, ids, out = map(Path, sys.argv[1:])
+report = trim_model(TrimRequest(str(model), Keep(ids=ids)), out)
+heavy = {"torch", "torch._dynamo", "transformers"}
+print(json.dumps([report.proof.to_dict(), sorted(heavy & set(sys.modules))]))
+"""
+    places = [str(make_model("byte_level", "llama")), str(ids), str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *places], check=True, capture_output=True, text=True
+    )
+    proof, imported = json.loads(done.stdout)
+    assert imported == ["torch"]
+    assert (proof["passed"], proof["models_ran"], proof["ran_by"]) == (True, True, "lmhead")
+    # And transformers, which runs the folder as others do, finds the same.
+    again = verify_trim(ModelFolder.open(Path(places[0])), Path(places[2]))
+    assert again.ran_by == "transformers"
+    assert again.passed
+    assert [check.to_dict() for check in again.checks[-2:]] == proof["checks"][-2:]

@@ -3,11 +3,13 @@
 import json
 import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from lmhead.errors import BadInput, LMHeadError
 from lmhead.trim.corpus import Corpus
@@ -54,6 +56,22 @@ def test_a_right_trim_is_right_without_its_corpus(source: Path, trimmed: Path) -
     assert unheard["tested"] == 10
     assert unheard["failed"] > 0  # told, and explained: no promise was made of these
     assert "dropped token" in unheard["note"]
+
+
+def test_a_trimmed_folder_is_none_that_llama_cpps_converter_knows(
+    source: Path, trimmed: Path, docstrings: tuple[str, ...]
+) -> None:
+    """It knows a tokenizer by the hash of a text's ids: the tokens are the same, the ids others."""
+    before, after = (AutoTokenizer.from_pretrained(folder) for folder in (source, trimmed))
+    for text in docstrings[:5]:
+        assert before.tokenize(text) == after.tokenize(text)
+        hashes = {sha256(str(t.encode(text)).encode()).hexdigest() for t in (before, after)}
+        assert len(hashes) == 2
+    docs = Path(__file__).parents[2] / "docs"
+    for name in ("llama_cpp.md", "trim.md"):  # and what to do instead is said
+        text = (docs / name).read_text("utf-8")
+        assert "converter" in text
+        assert "--form gguf" in text
 
 
 def test_where_nothing_is_recorded_greedy_text_is_told_and_does_not_count(

@@ -49,9 +49,11 @@ def grow_in_place(past: Any, room: int) -> None:
 
     The cache has read something already. `room` is for how many tokens, before it is copied once.
     """
+    if not (layers := getattr(past, "layers", ())):
+        return
     from transformers.cache_utils import DynamicLayer
 
-    for layer in getattr(past, "layers", ()):
+    for layer in layers:
         if type(layer) is DynamicLayer and layer.is_initialized and layer.get_seq_length():
             layer.update = _Growing(layer, room)
 

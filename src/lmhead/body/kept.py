@@ -21,6 +21,7 @@ from torch import Tensor
 from lmhead.errors import LMHeadError, LMHeadWarning
 from lmhead.files.cache import cache_root
 from lmhead.files.contents import entries, remove, size_of
+from lmhead.files.stamp import refuse_strangers
 from lmhead.files.whole import written_whole
 
 KIND = "states"
@@ -56,7 +57,7 @@ class Kept:
         for i, key in enumerate(keys):
             wanted.setdefault(key, []).append(i)
         found: dict[int, tuple[Tensor, Tensor]] = {}
-        with suppress(OSError):
+        with suppress(OSError, LMHeadError):  # what another user wrote is not known here
             for record in self._records():
                 places = wanted.get(record["key"].tobytes(), [])
                 if places and not _damaged(record):
@@ -69,6 +70,8 @@ class Kept:
 
     def _records(self) -> "np.ndarray[tuple[int], np.dtype[np.void]]":
         try:
+            refuse_strangers(self.folder)
+            refuse_strangers(self.path)
             n = self.path.stat().st_size // self.type.itemsize
         except FileNotFoundError:
             n = 0

@@ -20,7 +20,7 @@ from lmhead.body.adding import row_changes
 from lmhead.body.base import HEAD, Additions
 from lmhead.body.joining import Joining
 from lmhead.body.llama.blocks_file import blocks_file
-from lmhead.body.llama.library import Context, Floats, Loaded
+from lmhead.body.llama.library import BATCH, Context, Floats, Loaded, most
 from lmhead.body.llama.memory import LlamaState, Row, Rows
 from lmhead.errors import BadInput, UnsupportedModel
 from lmhead.files.checkpoint import open_checkpoint
@@ -30,6 +30,7 @@ from lmhead.models.fetch import content_sha256
 from lmhead.models.gguf_architectures import EMBEDDINGS
 from lmhead.progress import Progress, silent
 
+_TOGETHER = 8  # rows read at once where no memory of them is kept
 _KEPT = 16  # sets of vectors whose buffers are kept ready
 
 
@@ -55,7 +56,7 @@ class LlamaBody:
         self._scale = runs.scale
         self.model = model = Loaded(runs.path)
         exact = _is_float32(gguf)
-        self._rows = Rows(lambda cells, rows: Context(model, cells, rows, exact=exact))
+        self._rows = Rows(lambda cells, rows: Context(model, cells, rows, exact=exact), most())
         self._vectors: dict[int, tuple[Additions, Floats]] = {}
 
     @classmethod
@@ -107,7 +108,10 @@ class LlamaBody:
                 f"{', '.join(sorted(unknown))} cannot be given to llama.cpp, which reads ids alone;"
                 " load the model with body='torch'"
             )
-        return self.run(input_ids)[0], None
+        # a few at a time: nobody asks for the memory again, and a pass has room for BATCH tokens
+        few = max(1, min(_TOGETHER, BATCH // max(1, input_ids.shape[1])))
+        parts = [self.run(input_ids[i : i + few])[0] for i in range(0, len(input_ids), few)]
+        return torch.cat(parts), None
 
     def run(
         self,
@@ -226,26 +230,31 @@ class LlamaBody:
             return None
         if (known := self._vectors.get(id(added))) is not None:
             return known[1]
-        layers, d = self.model.layers, self.model.width
-        buffer = np.zeros((layers - 1, d), np.float32)
+        buffer = np.zeros((self.layers - 1, self.model.width), np.float32)
         for layer, vector in added.items():
             if layer == HEAD:
                 continue
-            if not 0 <= int(layer) < layers:
-                raise BadInput(
-                    f"the layer is {layer}, but the model has {layers} blocks; expected 0 to "
-                    f"{layers - 1}, or {HEAD!r}"
-                )
-            if int(layer) == 0:
-                raise UnsupportedModel(
-                    "llama.cpp adds no vector at block 0; take another layer, or load the model "
-                    "with body='torch'"
-                )
+            self.check_layer(layer)
             buffer[int(layer) - 1] = vector.detach().float().cpu().numpy()
         if len(self._vectors) >= _KEPT:
             self._vectors.pop(next(iter(self._vectors)))
         self._vectors[id(added)] = added, buffer  # held, so that no other gets its number
         return buffer
+
+    def check_layer(self, layer: int | str) -> None:
+        """Refuse a layer that no vector can be added at."""
+        if layer == HEAD:
+            return
+        if not 0 <= int(layer) < self.layers:
+            raise BadInput(
+                f"the layer is {layer}, but the model has {self.layers} blocks; expected 0 to "
+                f"{self.layers - 1}, or {HEAD!r}"
+            )
+        if int(layer) == 0:
+            raise UnsupportedModel(
+                "llama.cpp adds no vector at block 0; take another layer, or load the model with "
+                "body='torch'"
+            )
 
     def _check(self, ids: Sequence[Sequence[int]]) -> None:
         """Refuse ids that are no row of the embedding."""

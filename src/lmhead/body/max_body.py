@@ -19,7 +19,7 @@ from lmhead.body.base import HEAD, Additions
 from lmhead.body.prefill import padded_prefill
 from lmhead.body.state import State
 from lmhead.errors import BadInput, UnsupportedModel
-from lmhead.models.gpt2 import GPT2BodyOutput, GPT2Config, GPT2LMHeadModel, KVCache, _mask
+from lmhead.models.gpt2 import GPT2BodyOutput, GPT2Config, GPT2LMHeadModel, KVCache, mask_of
 from lmhead.models.max_runtime import compile_graph, missing_max
 from lmhead.progress import Progress, silent
 
@@ -240,7 +240,7 @@ class MaxBody:
             position_ids = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, past:]  # [B, T]
         _check_rows("input_ids", input_ids, self.config.vocab_size)
         _check_rows("position_ids", position_ids, C)
-        allowed = _mask(attention_mask, past, T, input_ids.device)  # [B, 1, T, S]
+        allowed = mask_of(attention_mask, past, T, input_ids.device)  # [B, 1, T, S]
         assert allowed is not None  # it is None only where no attention mask is given
         # not -inf, which minus itself is not a number
         added = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)

@@ -44,6 +44,7 @@ def explore(
     tells how far the model is. Ctrl-C ends it.
     """
     began = time.monotonic()
+    from lmhead.files.whole import refuse_existing
     from lmhead.serve.page.run import check_extra, listening
 
     check_extra()
@@ -55,8 +56,7 @@ def explore(
     if export is not None:
         if export.suffix.lower() not in (".html", ".htm"):
             raise BadInput(f"the file is {export.name}; expected a name in .html")
-        if export.exists() and not force:
-            raise BadInput(f"{export} exists already; give another name, or --force")
+        refuse_existing(export, force=force, folder=False)
         _export(model, prompt, export, device, dtype, json)
         return
     taken = listening(port)

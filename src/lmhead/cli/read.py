@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmhead.cli.options import Device, Dtype, Force, Json, Model, read_text
+from lmhead.cli.options import Body, Device, Dtype, Force, Json, Model, choose_body, read_text
 from lmhead.models.registry import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def read(
         ),
     ] = None,
     force: Force = False,
+    body: Body = "auto",
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -50,9 +51,11 @@ def read(
         refuse_existing(html, force=force, folder=False)
     from lmhead.inspect.reading import read as read_it
 
+    chosen = choose_body(body, model, device, dtype)
     result = read_it(
-        given, model, stride=stride, device=device, dtype=dtype, progress=render.progress
-    )
+        given, model, stride=stride, device=device, dtype=dtype, body=chosen,
+        progress=render.progress,
+    )  # fmt: skip
     if html is not None:
         with written_whole(html, force=True) as staging:
             staging.write_text(result.to_html(), encoding="utf-8")

@@ -135,8 +135,8 @@ def _parse(name: str, value: Any) -> Any:
             return {int(i): float(bias) for i, bias in pairs}
         if name == "dry_sequence_breakers":
             return tuple(json.loads(value))
-    except (ValueError, TypeError) as error:
-        raise BadInput(f"{option(name)} is {value!r}; expected {_EXPECTED[name]}") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadInput(f"{option(name)} is {value!r:.200}; expected {_EXPECTED[name]}") from error
     if name in ("json_schema", "grammar"):
         return _text_or_file(name, value)
     return value

@@ -1,12 +1,13 @@
 """`lmhead serve`: an OpenAI-style server of one model."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lmhead.cli.options import Device, Dtype, Json, Model
+from lmhead.cli.options import Body, Device, Dtype, Json, Model, choose_body
 from lmhead.errors import BadInput, MissingExtra, how_to_install
 from lmhead.models.registry import DEFAULT_MODEL
 
@@ -57,6 +58,7 @@ def serve(
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Write prompts into the log as well.")
     ] = False,
+    body: Body = "auto",
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
@@ -69,7 +71,7 @@ def serve(
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
-        import uvicorn
+        import uvicorn  # noqa: F401
     except ImportError as error:
         raise MissingExtra(
             f"lmhead serve needs {error.name}; install it with: {how_to_install('serve')}"
@@ -85,6 +87,8 @@ def serve(
     check_engine(engine)
     if engine == "max" and (vectors or device or dtype):
         raise BadInput("--engine max takes no --vectors, --device or --dtype; leave them out")
+    if engine == "max" and body not in ("auto", "max"):
+        raise BadInput(f"--engine max runs the blocks too; leave out --body {body}, or --engine")
     if vectors is not None:
         check_folder(vectors)
     settings = Settings(
@@ -103,13 +107,14 @@ def serve(
     with starting():
         from lmhead.generation.engines import engine as engine_of
         from lmhead.loading import load
-        from lmhead.serve.api.app import create_app
-        from lmhead.serve.api.run import listen, log_to_stderr
+        from lmhead.serve.api.app import create_app, warm_up
+        from lmhead.serve.api.run import Runner, listen, log_to_stderr
 
         socket = listen(host, port)  # a port that is taken is said before the model is loaded
-        body = "max" if engine == "max" else None
+        body = "max" if engine == "max" else choose_body(body, model, device, dtype)
         loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
         head = engine_of(loaded, engine, progress=render.progress)
+        warm_up(loaded, head)
         app = create_app(
             loaded, name=name, head=head, settings=settings, batch_size=batch_size, queue=queue
         )
@@ -119,20 +124,10 @@ def serve(
     url = f"http://{shown}:{at[1]}"
     if json:
         render.print_json({"url": url, "model": name or loaded.name, "pid": os.getpid()})
+        sys.stdout.flush()  # who reads it through a pipe would wait for the end of the server
     else:
         render.note(f"serving {name or loaded.name} at {url}/v1; its pages: {url}/docs")
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        lifespan="on",
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=int(drain) + 1,
-        limit_concurrency=settings.max_connections * 2,
-        ws="none",
-    )
-    uvicorn.Server(config).run(sockets=[socket])
+    Runner(app, settings).run(sockets=[socket])
 
 
 def _key(name: str | None) -> str | None:

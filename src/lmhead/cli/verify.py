@@ -16,6 +16,7 @@ from lmhead.cli.count import (
 )
 from lmhead.cli.options import Json, ModelOption, renamed
 from lmhead.errors import BadInput
+from lmhead.files.cache import with_home
 
 if TYPE_CHECKING:
     from lmhead.trim.inputs import Proof
@@ -77,7 +78,7 @@ def verify(
     with open_corpus(corpus or [], field, errors) as texts:
         proof, recorded = verify_path(
             original,
-            Path(trimmed).expanduser(),
+            with_home(trimmed, "TRIMMED"),
             corpus=texts if corpus else None,
             proof_prompts=proof_prompts,
             max_tokens=max_tokens,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from lmhead.errors import LMHeadError
+from lmhead.errors import BadInput, LMHeadError
 from lmhead.files.whole import cannot_write, publish, staging_for, sweep
 from lmhead.progress import Progress, silent
 
@@ -20,8 +20,17 @@ _PATIENCE = 0.5  # seconds before a wait is told
 
 def cache_root() -> Path:
     """Return `$LMHEAD_CACHE`, or `~/.cache/lmhead`."""
-    given = os.environ.get("LMHEAD_CACHE")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "lmhead"
+    return with_home(os.environ.get("LMHEAD_CACHE") or "~/.cache/lmhead", "LMHEAD_CACHE")
+
+
+def with_home(path: str | Path, name: str) -> Path:
+    """Return a path with `~` or `~user` replaced by that folder; `name` is what says the path."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # no such user, or one without a home
+        raise BadInput(
+            f"{name} is {path}, and the system knows no home folder for that; give the whole path"
+        ) from error
 
 
 def build_once(

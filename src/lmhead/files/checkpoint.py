@@ -3,6 +3,7 @@
 Nothing here needs torch or touches a weight, so that every count is there in milliseconds.
 """
 
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,12 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmhead.errors import BadCheckpoint, UnsupportedModel
+from lmhead.files import limits
 from lmhead.files.jsons import read_json
 from lmhead.files.safetensors import TensorHeader, read_header
 
 if TYPE_CHECKING:
     import torch
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+TEMPLATES = "additional_chat_templates"  # a folder
+_MOST = dict.fromkeys((".json", ".txt", ".model"), limits.TOKENIZER_JSON)
+_MOST |= {".jinja": limits.TEMPLATE, ".md": limits.CONFIG_JSON, "": limits.CONFIG_JSON}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -32,6 +38,22 @@ class Checkpoint:
         """The generation_config.json, or an empty mapping."""
         path = self.folder / "generation_config.json"
         return read_json(path) if path.is_file() else {}
+
+    def read_all(self, names: Iterable[str]) -> "dict[str, torch.Tensor]":
+        """Read some tensors, memory-mapped; every file is opened once."""
+        from safetensors import SafetensorError, safe_open
+
+        by_file: dict[Path, list[str]] = {}
+        for name in names:
+            by_file.setdefault(self.tensors[name].file, []).append(name)
+        found: dict[str, torch.Tensor] = {}
+        for path, inside in by_file.items():
+            try:
+                with safe_open(path, framework="pt") as file:
+                    found |= {name: file.get_tensor(name) for name in inside}
+            except (SafetensorError, OSError) as error:
+                raise BadCheckpoint(f"cannot read {path} ({error}); fetch it again") from error
+        return found
 
     def read(self, name: str, rows: slice | None = None) -> "torch.Tensor":
         """Read one tensor, or some rows, memory-mapped: nothing else of the file is loaded."""
@@ -51,6 +73,7 @@ class Checkpoint:
 
 def open_checkpoint(folder: Path, *, weights: bool = True) -> Checkpoint:
     """Read a model folder's configuration and, with `weights`, all safetensors headers."""
+    refuse_odd_files(folder)
     path = folder / "config.json"
     if (adapter := folder / "adapter_config.json").is_file():
         # transformers would apply it where peft is installed, and nothing else would
@@ -70,20 +93,61 @@ def open_checkpoint(folder: Path, *, weights: bool = True) -> Checkpoint:
             "(config.json, *.safetensors, tokenizer.json) or a .gguf file"
         )
     config = read_json(path)
+    taken = SINGLE if (folder / SINGLE).is_file() else INDEX
+    if (named := config.get("transformers_weights")) not in (None, taken):
+        # transformers would load those, and nothing else would
+        raise UnsupportedModel(
+            f"{path} names other weights ({str(named)!r:.100}) than {taken}; expected the model's "
+            "own: remove transformers_weights from it to have those"
+        )
     tensors = _all_headers(folder) if weights else {}
     return Checkpoint(folder, config, tensors)
+
+
+def refuse_odd_files(folder: Path) -> None:
+    """Refuse a pipe, a device or a text without end among a model's files.
+
+    Libraries that are given the folder open whichever of its files they know, and would wait for a
+    pipe without end.
+    """
+    for place in (folder, folder / TEMPLATES):
+        for path in place.iterdir() if place.is_dir() else ():
+            try:
+                about = path.stat()
+            except OSError:  # a link to nowhere is as good as nothing
+                continue
+            if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
+                raise BadCheckpoint(f"{path} is no ordinary file (a pipe or a device); remove it")
+            if stat.S_ISREG(about.st_mode) and about.st_size > _most(path):
+                raise BadCheckpoint(
+                    f"{path} has {about.st_size:,} bytes, expected at most {_most(path):,}; "
+                    "fetch it again"
+                )
+
+
+def _most(path: Path) -> int:
+    return _MOST.get(path.suffix.lower(), limits.ELEMENTS)
 
 
 def _all_headers(folder: Path) -> dict[str, TensorHeader]:
     tensors: dict[str, TensorHeader] = {}
     for file in weight_files(folder):
-        tensors.update(read_header(file))
+        found = read_header(file)
+        if twice := tensors.keys() & found.keys():
+            name = min(twice)
+            raise BadCheckpoint(
+                f"{name!r:.200} is in {tensors[name].file.name} and in {file.name} of {folder}; "
+                "expected every tensor once: fetch the model again"
+            )
+        tensors.update(found)
     return tensors
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """List the safetensors files of a folder, those of its index where it has one."""
-    index = folder / "model.safetensors.index.json"
+    """List the safetensors files of a folder: the one that transformers would load, or the many."""
+    single, index = folder / SINGLE, folder / INDEX
+    if single.is_file():
+        return [single]
     if index.is_file():
         names = read_json(index).get("weight_map")
         if not isinstance(names, dict) or not names:
@@ -96,8 +160,7 @@ def weight_files(folder: Path) -> list[Path]:
                 f"({missing[0]}, ...); fetch them again"
             )
         return files
-    single = folder / "model.safetensors"
-    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickles = sorted(p.name for pattern in _PICKLES for p in folder.glob(pattern))
         if pickles:

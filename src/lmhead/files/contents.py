@@ -27,7 +27,7 @@ _UNITS = {"": 1.0, "B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 def size_of(text: str, name: str) -> int:
     """Return bytes from `5GB`, `800MB` or a plain number; `name` is what the text was given as."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B|)", text.strip().upper())
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([KMGT]?B|)", text.strip().upper())
     if not found:
         raise BadInput(f"{name} is {text!r}; expected a number and a unit, such as 5GB or 800MB")
     return int(float(found[1]) * _UNITS[found[2]])

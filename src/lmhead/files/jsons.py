@@ -69,8 +69,14 @@ _KINDS = {
 
 def read_json(path: Path, limit: int = limits.CONFIG_JSON) -> dict[str, Any]:
     """Read a JSON object, or say which file is none."""
+    return read_both(path, limit)[1]
+
+
+def read_both(path: Path, limit: int) -> tuple[str, dict[str, Any]]:
+    """Read the text of a JSON object and the object, or say which file is none."""
     try:
-        return parse_object(read_bytes(path, limit))
+        text = read_bytes(path, limit).decode("utf-8")
+        return text, parse_object(text)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadCheckpoint(

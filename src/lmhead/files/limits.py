@@ -19,6 +19,7 @@ SHARED_LAYERS = (
 TOKEN = 2**12  # characters of one token of a vocabulary; the longest in use have some hundreds
 TOKEN_WORK = 2**31  # the sum of squared lengths over a vocabulary: what finding its merges costs
 ID_LIST = 2**30  # bytes of a list of ids or tokens
+TEMPLATE = 2**20  # bytes of a chat template; the longest in use have some thousands
 GRAMMAR = 2**18  # characters of a JSON schema, a regular expression or a grammar
 NAME = 2**16  # characters of a tensor's or a key's name
 KEYS = 2**16  # keys of a GGUF file; the largest have some hundreds

@@ -67,6 +67,30 @@ def refuse_strangers(path: Path) -> None:
         )
 
 
+def private_folder(path: Path) -> None:
+    """Make a folder for what runs when it is read back; refuse one that others can write to."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if os.name != "posix":
+        return
+    above = path.resolve().parent
+    refuse_strangers(path)
+    refuse_strangers(above)
+    # others may put another folder in its place, unless the one above is sticky
+    replaceable = _others_write(above) and not above.stat().st_mode & stat.S_ISVTX
+    if path.is_symlink() or _others_write(path) or replaceable:
+        raise LMHeadError(
+            f"others may write to {path}, or put something in its place; set LMHEAD_CACHE to a "
+            f"folder of your own, or run `chmod go-w {above} {path}`"
+        )
+
+
+def _others_write(path: Path) -> bool:
+    """Tell whether others may write there; our own group is ours, as a umask of 002 has it."""
+    about = path.stat()
+    theirs = 0o002 if about.st_gid == os.getegid() else 0o022
+    return bool(about.st_mode & theirs)
+
+
 def check(folder: Path) -> None:
     """Refuse a folder of the cache of which a file is gone or is not as it was made."""
     stamp = read_stamp(folder)

@@ -22,6 +22,31 @@ from lmhead.head.steps import Scale
 from lmhead.loss import linear_cross_entropy
 
 _CHUNK = 2**22  # elements looked at together, where a copy is unavoidable
+_LINE = 64  # bytes of a cache line
+
+
+def block_rows(dtype: torch.dtype) -> int:
+    """Return how many rows a matrix product works on together, or a multiple of that.
+
+    Whole blocks of rows have the bits that they have in the product with all rows. Kernels for
+    float64 work on 12, 24 or 48 rows on some processors, all others on 16, 32 or 64.
+    """
+    return 192 if dtype == torch.float64 else 64
+
+
+def taken_rows(weight: Tensor, ids: Tensor) -> Tensor:
+    """Copy rows of a weight `[V, d]` to memory that begins as far into a cache line as it does.
+
+    On some processors the product with one state adds up from the boundary of a line on, and the
+    weight of a mapped file may begin anywhere: the same bits need the same beginning.
+    """
+    weight = weight.detach()
+    size, shape = weight.element_size(), (len(ids), *weight.shape[1:])
+    count = len(ids) * weight[:1].numel()
+    room = weight.new_empty(count + _LINE // size)
+    skip, odd = divmod((weight.data_ptr() - room.data_ptr()) % _LINE, size)
+    rows = room[0 if odd else skip :][:count].view(shape)
+    return torch.index_select(weight, 0, ids, out=rows)
 
 
 class Projection(OwnTensors, Head):

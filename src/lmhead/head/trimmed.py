@@ -19,8 +19,7 @@ from lmhead.head.answers import TopK
 from lmhead.head.base import Head, Known, check_ids
 from lmhead.head.dense import LMHead
 from lmhead.head.own import OwnTensors
-
-_BLOCK = 64
+from lmhead.head.projection import block_rows, taken_rows
 
 
 class TrimmedHead(OwnTensors, Head):
@@ -50,16 +49,16 @@ class TrimmedHead(OwnTensors, Head):
         # A matrix product works on blocks of rows and adds up in another order in what is left at
         # the end. For the same bits, rows from whole blocks are filled up to whole blocks, and the
         # rows left at the end of the whole head stand at the end again, all of them.
-        total = head.weight.shape[0]
-        start = total - total % _BLOCK
+        total, block = head.weight.shape[0], block_rows(head.weight.dtype)
+        start = total - total % block
         inside = kept[kept < start]
-        filled = torch.cat([inside, inside.new_zeros(-len(inside) % _BLOCK)])
+        filled = torch.cat([inside, inside.new_zeros(-len(inside) % block)])
         taken = torch.cat([filled, torch.arange(start, total, device=kept.device)])
         rest = kept[kept >= start] - start + len(filled)
         at = torch.cat([torch.arange(len(inside), device=kept.device), rest])
         self.register_buffer("_at", at)  # [K], where in the product the kept rows are
         self.rows = LMHead(
-            head.weight.detach()[taken],
+            taken_rows(head.weight, taken),
             None if head.bias is None else head.bias.detach()[taken],
             head.norm,
             head.softcap,

@@ -104,6 +104,7 @@ def read(
     tokenizer: Any = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
+    body: str | None = None,
     progress: Progress = silent,
 ) -> Reading:
     """Read a text (or its ids): every token's log-probability, rank and entropy.
@@ -111,7 +112,7 @@ def read(
     - `top`: how many tokens to tell of what the model expected; 0 for none.
     - `stride`: read a text beyond the model's context in windows, each `stride` tokens further on;
       every token is read once, with at least context - stride tokens before it.
-    - `tokenizer`, `device`, `dtype`: as in `load`.
+    - `tokenizer`, `device`, `dtype`, `body`: as in `load`.
 
     The first token has no numbers unless the tokenizer puts one before it. Rows of the head that no
     token belongs to take no part.
@@ -124,7 +125,9 @@ def read(
     given = listed(text)
     if len(given) != 1:
         raise BadInput(f"read got {len(given)} texts; expected one")
-    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, progress=progress)
+    loaded = load(
+        model, tokenizer=tokenizer, device=device, dtype=dtype, body=body, progress=progress
+    )
     said, ids, own = _encoded(loaded, given[0])
     windows = list(_windows(loaded, len(ids), stride))
     token_text = cache(loaded.token_text)

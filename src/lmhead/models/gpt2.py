@@ -264,13 +264,13 @@ class GPT2Model(nn.Module):
         if position_ids is None:
             position_ids = torch.arange(past, S, device=input_ids.device)  # [T]
         h = self.drop(self.wte(input_ids) + self.wpe(position_ids))  # [B, T, d]
-        mask = _mask(attention_mask, past, T, h.device)
+        mask = mask_of(attention_mask, past, T, h.device)
         for block in self.h:
             h = block(h, mask, cache)
         return GPT2BodyOutput(self.ln_f(h), cache)
 
 
-def _mask(padding: Tensor | None, past: int, T: int, device: torch.device) -> Tensor | None:
+def mask_of(padding: Tensor | None, past: int, T: int, device: torch.device) -> Tensor | None:
     """Say who may look at whom: [B or 1, 1, T, S], or None where plain causal order is meant."""
     if padding is None and (past == 0 or T == 1):
         return None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmhead.errors import BadCheckpoint, LMHeadError
 from lmhead.files import limits
+from lmhead.files.checkpoint import refuse_odd_files
 from lmhead.files.jsons import read_bytes, read_json
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 def read_tokenizer(folder: Path, config: Any = None) -> "PreTrainedTokenizerBase":
     """Return the tokenizer of a folder as transformers loads it, without any code of the folder."""
+    refuse_odd_files(folder)
     for name in _OBJECTS:
         if (path := folder / name).exists():
             read_json(path, limits.TOKENIZER_JSON)

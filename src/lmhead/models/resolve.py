@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from lmhead.errors import BadInput, LMHeadError, ModelNotFound, UnsupportedModel
+from lmhead.files.cache import with_home
 from lmhead.models.fetch import converted, pull
 from lmhead.models.registry import BUILT_IN
 from lmhead.progress import Progress, silent
@@ -85,8 +86,8 @@ def _from_hub(name: str, progress: Progress) -> Path:
 
 def hub_snapshot(name: str) -> bool:
     """Tell whether the Hugging Face cache holds a model, without importing its library."""
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface").expanduser()
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+    home = with_home(os.environ.get("HF_HOME") or "~/.cache/huggingface", "HF_HOME")
+    hub = with_home(os.environ.get("HF_HUB_CACHE") or home / "hub", "HF_HUB_CACHE")
     return (hub / f"models--{name.replace('/', '--')}" / "snapshots").is_dir()
 
 

@@ -58,18 +58,25 @@ def save_checkpoint(
 
 
 def load_checkpoint(state: dict[str, Any], folder: str | Path, group: Group = None) -> None:
-    """Fill a state from a folder of `save_checkpoint`, in place; each rank reads what it needs."""
+    """Fill a state from a folder of `save_checkpoint`, in place; each rank reads what it needs.
+
+    Values that are no tensors may be numbers, texts, lists and dictionaries: no code of them runs.
+    """
     ranks = ranks_of(group)
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    if not (Path(folder) / ".metadata").is_file():
+    from lmhead.ranks.unpickling import METADATA, Planner, Reader
+
+    if not (Path(folder) / METADATA).is_file():
         raise BadCheckpoint(f"{folder} holds no checkpoint; expected what save_checkpoint writes")
 
     def read() -> None:
+        reader = Reader(Path(folder))
+        reader.read_metadata()  # what is wrong with it is raised here: torch prints it, and goes on
         load(
             state,
-            storage_reader=FileSystemReader(folder),
+            storage_reader=reader,
+            planner=Planner(),
             process_group=ranks.group,
             no_dist=ranks.size == 1,
         )

@@ -7,11 +7,13 @@ to go on with, only the tokenizer's own way to write it is allowed. Needs the ex
 
 import functools
 import json
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +26,12 @@ from lmhead.files.jsons import is_unicode
 # one line break with its indentation, or one space: a hot sampler must not wander off in blanks
 WHITESPACE = r"(\n[ ]{0,12}|[ ]?)"
 FIELDS = ("json_schema", "regex", "grammar")
+# llguidance follows rules that name rules by recursion, some 5 kB of stack for each, and a thread
+# that runs out of stack ends the process. The longest chain that fits into limits.GRAMMAR needs
+# 200 MB. What is not touched takes no memory.
+_STACK = 2**29  # bytes
+_STARTING = threading.Lock()
+_T = TypeVar("_T")
 
 
 class GuideState:
@@ -98,7 +106,8 @@ def compile_guide(
     """
     lib = _llguidance()
     kind, source = _source(json_schema, regex, grammar)
-    matcher = lib.LLMatcher(_wrapped(tokenizer, tuple(stop_ids)), source, log_level=0)
+    wrapped = _wrapped(tokenizer, tuple(stop_ids))
+    matcher = _on_a_deep_stack(lambda: lib.LLMatcher(wrapped, source, log_level=0))
     if matcher.is_error():
         raise _unusable(kind, matcher.get_error())
     return Guide(matcher)
@@ -115,7 +124,7 @@ def check_guide(
         return
     lib = _llguidance()
     kind, source = _source(json_schema, regex, grammar)
-    if error := lib.LLMatcher.validate_grammar(source):
+    if error := _on_a_deep_stack(lambda: lib.LLMatcher.validate_grammar(source)):
         raise _unusable(kind, error)
 
 
@@ -141,6 +150,27 @@ def _source(
     if regex is not None:
         return "regex", lib.LLMatcher.grammar_from_regex(_bounded("regex", regex))
     return "grammar", lib.LLMatcher.grammar_from_lark(_bounded("grammar", grammar))
+
+
+def _on_a_deep_stack(work: Callable[[], _T]) -> _T:
+    """Do some work in a thread that a deeply nested grammar cannot bring down."""
+    done: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    with _STARTING:
+        before = threading.stack_size(_STACK)
+        try:
+            thread = threading.Thread(target=run, name="lmhead-grammar")
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return done.result()
 
 
 def _bounded(name: str, value: Any) -> str:

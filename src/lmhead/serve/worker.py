@@ -27,6 +27,7 @@ from lmhead.generation.engine import Engine
 from lmhead.generation.request import Event, Generation, Request
 
 _T = TypeVar("_T")
+GIVEN_UP = "the server shut down before the request was at its end"
 
 
 class QueueFull(LMHeadError):
@@ -230,7 +231,14 @@ class Worker:
             await asyncio.sleep(0.01)
         with self._changed:
             self._giving_up = True
+            left, jobs = list(self._open), list(self._jobs)
+            self._open.clear()
+            self._jobs.clear()
             self._changed.notify_all()
+        error = Closed(GIVEN_UP)
+        for job in jobs:
+            job.give_up(None, error)
+        self._deliver([(stream, error) for stream in left])  # a step may still run: not waited for
         while self._thread.is_alive():  # at most the rest of a step
             await asyncio.sleep(0.01)
 
@@ -252,10 +260,17 @@ class Worker:
             self._take()
             if self.engine.busy:
                 self._step()
-            if self._jobs:
-                job = self._jobs.popleft()
-                if not job.future.cancelled() and not job.advance():
-                    self._jobs.append(job)  # the others first
+            with self._changed:
+                job = self._jobs.popleft() if self._jobs else None
+            if job is not None and not job.future.cancelled() and not job.advance():
+                self._put_back(job)
+
+    def _put_back(self, job: _Job) -> None:
+        with self._changed:
+            if not self._giving_up:
+                self._jobs.append(job)  # the others first
+                return
+        job.give_up(None, Closed(GIVEN_UP))
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False: it is over."""
@@ -264,16 +279,7 @@ class Worker:
                 if self._closing:
                     return False
                 self._changed.wait()
-            if not self._giving_up:
-                return True
-            left, jobs = list(self._open), list(self._jobs)
-            self._open.clear()
-            self._jobs.clear()
-        error = Closed("the server shut down before the request was at its end")
-        for job in jobs:
-            job.give_up(None, error)
-        self._deliver([(stream, error) for stream in left])
-        return False
+            return not self._giving_up
 
     def _take(self) -> None:
         """Let in who came since the last step, and let go who cancelled."""

@@ -162,6 +162,8 @@ class SteeringVector:
             with safe_open(path, "pt") as file:
                 names, meta = list(file.keys()), file.metadata() or {}
                 direction = file.get_tensor("direction") if "direction" in names else None
+                # memory of its own: where a tensor begins decides the last bits of a product
+                direction = None if direction is None else direction.clone()
         except FileNotFoundError as error:
             raise BadInput(f"there is no vector at {path}; train one, or name its file") from error
         except (OSError, ValueError, SafetensorError) as error:

@@ -72,6 +72,9 @@ def _proof(report: TrimReport) -> list[str]:
     if proof.inputs is None:
         lines += ["", "No model ran for this proof (`--no-run`): logits and greedy text were not "
                   "compared. `lmhead verify` does that."]  # fmt: skip
+    elif proof.ran_by == "lmhead":
+        lines += ["", "lmhead ran the trimmed model by itself; `lmhead verify` runs it by "
+                  "transformers."]  # fmt: skip
     return lines
 
 

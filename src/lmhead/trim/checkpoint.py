@@ -9,7 +9,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -18,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lmhead.errors import UnsupportedModel
-from lmhead.files.checkpoint import weight_files
+from lmhead.files.checkpoint import INDEX, SINGLE, TEMPLATES, weight_files
 from lmhead.files.jsons import read_json
 from lmhead.files.safetensors import TensorHeader, open_safetensors, pack_header
-from lmhead.progress import Progress, silent
+from lmhead.progress import Advance, Progress, silent
 from lmhead.trim.bpe import split_rule
 from lmhead.trim.folder import ModelFolder, remap_ids
 from lmhead.trim.idmap import TrimMap
@@ -38,8 +39,6 @@ _KEEP = {".json", ".jinja", ".md", ".txt", ".html", ".pdf", ""}  # licences, car
 # Vocabularies in other forms than tokenizer.json. Those with a plain form are written anew.
 _STALE = {"vocab.json", "merges.txt", "vocab.txt", "added_tokens.json", "lmhead_trim.json"}
 _WRITTEN = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
-_INDEX = "model.safetensors.index.json"
-_TEMPLATES = "additional_chat_templates"
 
 
 def vocabulary_tensors(model: ModelFolder) -> dict[str, TensorHeader]:
@@ -66,7 +65,6 @@ def vocabulary_tensors(model: ModelFolder) -> dict[str, TensorHeader]:
 def write_trimmed(
     model: ModelFolder,
     ids: TrimMap,
-    tokenizer: TokenizerJson,
     target: Path,
     progress: Progress = silent,
     *,
@@ -83,24 +81,29 @@ def write_trimmed(
         copy = target / path.relative_to(model.folder)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, copy)
-    _write_tokenizer(model, ids, tokenizer, target)
     cut = vocabulary_tensors(model)
-    files = weight_files(model.folder)
     touched = {header.file for header in cut.values()}
     total = sum(file.stat().st_size for file in touched)
-    with progress("writing the weights", total=total) as advance:
-        for file in files:
+
+    def write(advance: Advance) -> None:
+        for file in weight_files(model.folder):
             if file in touched:
                 for nbytes in _write_shard(file, target / file.name, ids, set(cut)):
                     advance(nbytes)
             else:
                 link_or_copy(file, target / file.name, link=link)
+
+    # One waits for the disk, the other for the processor.
+    with progress("writing the weights", total=total) as advance, ThreadPoolExecutor(1) as pool:
+        written = pool.submit(write, advance)
+        _write_tokenizer(model, ids, model.tokenizer.cut(ids), target)
+        written.result()
     _write_index(model, ids, cut, target)
 
 
 def published(model: ModelFolder) -> list[Path]:
     """Return the files that are copied as they are; refuse what is not in the folder itself."""
-    for name in (*_WRITTEN, *_STALE, _INDEX):
+    for name in (*_WRITTEN, *_STALE, INDEX):
         if (path := model.folder / name).exists():
             model.inside(path)
     for file in weight_files(model.folder):
@@ -115,7 +118,7 @@ def published(model: ModelFolder) -> list[Path]:
             continue
         if path.is_file() and path.suffix.lower() in _KEEP - _WEIGHTS and path.name[0] != ".":
             extras.append(model.inside(path))
-        elif path.is_dir() and path.name == _TEMPLATES:
+        elif path.is_dir() and path.name == TEMPLATES:
             inner = (p for p in sorted(model.inside(path).iterdir()) if p.is_file())
             extras += [model.inside(p) for p in inner]
     return extras
@@ -182,17 +185,18 @@ def row_pieces(
 def _write_index(
     model: ModelFolder, ids: TrimMap, cut: Mapping[str, TensorHeader], target: Path
 ) -> None:
-    path = model.folder / _INDEX
-    if not path.is_file():
+    path = model.folder / INDEX
+    if weight_files(model.folder) == [model.folder / SINGLE] or not path.is_file():
         return
     index = read_json(path)
     gone = model.rows - ids.kept_rows
-    metadata = index.get("metadata") or {}
-    if "total_size" in metadata:
+    metadata = index.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    if type(metadata.get("total_size")) is int:
         metadata["total_size"] -= sum(h.nbytes // model.rows * gone for h in cut.values())
-    if "total_parameters" in metadata:
+    if type(metadata.get("total_parameters")) is int:
         metadata["total_parameters"] -= sum(prod(h.shape[1:]) * gone for h in cut.values())
-    write_json(target / _INDEX, {**index, "metadata": metadata})
+    write_json(target / INDEX, {**index, "metadata": metadata})
 
 
 def _write_configs(model: ModelFolder, ids: TrimMap, target: Path) -> None:
@@ -219,7 +223,7 @@ def _write_configs(model: ModelFolder, ids: TrimMap, target: Path) -> None:
 def _write_tokenizer(
     model: ModelFolder, ids: TrimMap, tokenizer: TokenizerJson, target: Path
 ) -> None:
-    (target / "tokenizer.json").write_text(tokenizer.dumps(), encoding="utf-8")
+    (target / "tokenizer.json").write_text(tokenizer.text, encoding="utf-8")
     path = model.folder / "tokenizer_config.json"
     if path.is_file():
         config = read_json(path)
@@ -246,6 +250,11 @@ def _write_tokenizer(
         write_json(target / added.name, kept)
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object."""
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def write_json(path: Path, value: Mapping[str, Any], long: Collection[str] = ()) -> None:
+    """Write a JSON object; the keys `long`, which come last, on a line each: that is quicker."""
+    first = {key: part for key, part in value.items() if key not in long}
+    text = json.dumps(first, indent=2, ensure_ascii=False)
+    lines = [f'  "{key}": {json.dumps(value[key], ensure_ascii=False)}' for key in long]
+    if lines:
+        text = ",\n".join([text.removesuffix("\n}"), *lines]) + "\n}"
+    path.write_text(text + "\n", encoding="utf-8")

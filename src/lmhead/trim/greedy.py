@@ -25,8 +25,10 @@ from lmhead.progress import Progress
 from lmhead.trim.folder import ModelFolder
 from lmhead.trim.idmap import TrimMap
 from lmhead.trim.inputs import Greedy, ProofInputs
-from lmhead.trim.listening import continue_greedily, logits
+from lmhead.trim.listening import continue_greedily, few_threads, logits
 from lmhead.trim.proof import Check
+
+FEW_TOKENS = 256  # for which a second thread waits longer than it works, where others run
 
 
 def whole_head(original: ModelFolder, model: Model | None, trimmed: Model) -> Any:
@@ -74,15 +76,22 @@ def both_logits(
     filled = [[*row, *[row[-1]] * (max(lengths) - len(row))] for row in texts]
     before, after = torch.tensor(filled), torch.tensor([ids.to_trimmed(row) for row in filled])
     caught: list[Tensor] = []
+    threads = torch.get_num_threads()
 
     def see(h: Tensor) -> Tensor:
+        torch.set_num_threads(threads)  # logits come as they always do
         caught.append(h)
         return h
 
     model = second.body.model
     with torch.inference_mode():
-        with tapped(output_layer(model), enter=see):
-            z_new: Tensor = model(input_ids=after, use_cache=False).logits  # [n, T, K]
+        with tapped(output_layer(model), enter=see), few_threads(before.numel(), FEW_TOKENS):
+            remember = getattr(second.body, "remember", None)
+            found = model(input_ids=after, use_cache=remember is not None)
+            z_new: Tensor = found.logits  # [n, T, K]
+        if remember is not None:
+            rows = [ids.to_trimmed(row) for row in texts]
+            remember(rows, caught[-1], found.past_key_values)
         if first is not None:
             z: Tensor = first.body.model(input_ids=before, use_cache=False).logits  # [n, T, V]
         else:  # the same states under the original's head

@@ -95,6 +95,7 @@ class Proof:
 
     checks: tuple[Check, ...]
     inputs: ProofInputs | None = None  # None: no model ran
+    ran_by: str = "transformers"  # or "lmhead": what computed the blocks of the models
 
     @property
     def passed(self) -> bool:
@@ -112,6 +113,7 @@ class Proof:
         return {
             "passed": self.passed,
             "models_ran": self.inputs is not None,
+            "ran_by": self.ran_by if self.inputs is not None else None,
             "left_out": [] if self.inputs is not None else ["logits", "greedy text"],
             "checks": [check.to_dict() for check in self.checks],
         }

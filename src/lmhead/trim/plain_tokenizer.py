@@ -68,6 +68,10 @@ class PlainTokenizer:
         """The ids of the special tokens."""
         return [self._tokenizer.vocab[token] for token in self.all_special_tokens]
 
+    def get_vocab(self) -> dict[str, int]:
+        """Return token to id."""
+        return self._tokenizer.vocab
+
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
         """Encode a text."""
         encoded = self._tokenizer.built.encode(text, add_special_tokens=add_special_tokens)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lmhead.errors import BadInput
+from lmhead.files.cache import with_home
 from lmhead.models.fetch import folder_of
 from lmhead.models.registry import BUILT_IN
 from lmhead.models.resolve import resolve
@@ -249,7 +250,7 @@ class Work:
         """Return the GGUF file that is to be trimmed."""
         name = self.request.model
         path = folder_of(name) / BUILT_IN[name].gguf if name in BUILT_IN else Path(name)
-        path = path.expanduser()
+        path = with_home(path, "the model")
         if path.suffix.lower() != ".gguf" or not path.is_file():
             raise BadInput(
                 f"--form gguf needs a .gguf file, got {name}; for a folder use --form model"

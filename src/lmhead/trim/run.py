@@ -11,7 +11,7 @@ from lmhead.trim.checkpoint import published, write_json, write_trimmed
 from lmhead.trim.inputs import REPORT, Proof
 from lmhead.trim.keepfile import KeepFile
 from lmhead.trim.plan import Work
-from lmhead.trim.report import Form, Saving, TrimReport, TrimRequest
+from lmhead.trim.report import LISTS, Form, Saving, TrimReport, TrimRequest
 from lmhead.trim.verify import Tensors, verify_keepset, verify_trim
 
 
@@ -48,9 +48,8 @@ def trim_model(
     """Trim a model, prove it, and only then publish it at `out`."""
     out = output_path(out, form)
     refuse_output(out, form, force)
-    # Where no model runs, nothing need be imported that runs one.
-    files_alone = not request.run and request.coverage is None and form != "head"
-    work = Work(request, progress, plain=files_alone)
+    # Where the original need not run, transformers need not be imported.
+    work = Work(request, progress, plain=request.coverage is None and form != "head")
     # What cannot be done is said before minutes of work.
     if form == "model":
         published(work.folder)
@@ -62,13 +61,12 @@ def trim_model(
             write_trimmed(
                 work.folder,
                 report.ids,
-                work.folder.tokenizer.cut(report.ids),
                 staging,
                 progress,
                 link=request.link,
             )
             done = replace(report, proof=_prove(work, report, staging, progress), out=out)
-            write_json(staging / REPORT, done.to_dict(whole=True))
+            write_json(staging / REPORT, done.to_dict(whole=True), LISTS)
             write_card(staging, done)
         return done
     # A file cannot hold a second one; what was done goes beside it.
@@ -79,7 +77,7 @@ def trim_model(
     ):
         write = _write_gguf if form == "gguf" else _write_keepset
         done = write(work, replace(report, out=out), staging, progress)
-        write_json(told, done.to_dict(whole=True))
+        write_json(told, done.to_dict(whole=True), LISTS)
         shown.write_text(card(done), "utf-8")
     return done
 
@@ -98,6 +96,8 @@ def _prove(
     folder: Path,
     progress: Progress,
     weights: tuple[Tensors, Tensors] | None = None,
+    *,
+    blocks_of_original: bool = False,
 ) -> Proof:
     """Verify a trimmed folder; a failure stops everything."""
     proof = verify_trim(
@@ -108,6 +108,7 @@ def _prove(
         model=work.loaded,
         greedy=work.greedy,
         weights=weights,
+        blocks_of_original=blocks_of_original,
         run=work.request.run,
         progress=progress,
     )
@@ -128,12 +129,20 @@ def _write_gguf(work: Work, report: TrimReport, target: Path, progress: Progress
 
     write_trimmed_gguf(work.gguf(), report.ids, target, progress)
     with scratch(report.out or target) as folder:
-        # Where no model runs, the weights are compared as they are quantised.
-        files = None if work.request.run else (tensors_of(work.gguf()), tensors_of(target))
-        convert_gguf(target, folder, progress, head_only=files is not None)
-        proof = _prove(work, report, folder, progress, files)
+        # The weights are compared as they are quantised. What is equal there need not be
+        # dequantised, but for transformers, which runs whole folders only.
+        ends = not work.request.run or (work.loaded is None and _runs_plain(work))
+        convert_gguf(target, folder, progress, head_only=ends)
+        files = (tensors_of(work.gguf()), tensors_of(target)) if ends else None
+        proof = _prove(work, report, folder, progress, files, blocks_of_original=ends)
     nbytes = Saving(report.nbytes.before, target.stat().st_size)
     return replace(report, proof=proof, nbytes=nbytes)
+
+
+def _runs_plain(work: Work) -> bool:
+    from lmhead.trim.plain_model import is_plain
+
+    return is_plain(work.folder)
 
 
 def _write_keepset(work: Work, report: TrimReport, target: Path, progress: Progress) -> TrimReport:

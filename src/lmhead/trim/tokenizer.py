@@ -17,13 +17,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmhead.errors import BadCheckpoint, BadInput, LMHeadError, UnsupportedModel
 from lmhead.files import limits
-from lmhead.files.jsons import read_json
+from lmhead.files.jsons import read_both
 from lmhead.models.reading import refuse_charsmap, refusing
 from lmhead.trim.bpe import Merges, byte_token, result_of, split_rule
 from lmhead.trim.idmap import TrimMap
@@ -55,11 +55,17 @@ class TokenizerJson:
                 f"{path.parent} has no tokenizer.json, the only tokenizer that can be trimmed; "
                 "write one with transformers: AutoTokenizer.from_pretrained(...).save_pretrained()"
             )
-        return cls.of(read_json(path, limits.TOKENIZER_JSON), str(path))
+        raw, data = read_both(path, limits.TOKENIZER_JSON)
+        return cls.of(data, str(path), raw)
 
     @classmethod
-    def of(cls, data: Mapping[str, Any], where: str = "tokenizer.json") -> "TokenizerJson":
-        """Take a parsed tokenizer.json and refuse what cannot be trimmed exactly."""
+    def of(
+        cls, data: Mapping[str, Any], where: str = "tokenizer.json", text: str | None = None
+    ) -> "TokenizerJson":
+        """Take a parsed tokenizer.json and refuse what cannot be trimmed exactly.
+
+        `text` is what `data` was parsed from, where that is at hand.
+        """
         try:
             cls._refuse(data, where)
         except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
@@ -70,6 +76,8 @@ class TokenizerJson:
                 f"{str(error)[:100]}); fetch it again"
             ) from error
         made = cls(data, where)
+        if text is not None:
+            made.__dict__["text"] = text
         made.built  # noqa: B018  # what the library takes has the shape that we rely on
         return made
 
@@ -168,7 +176,13 @@ class TokenizerJson:
     @cached_property
     def built(self) -> "Tokenizer":
         """The tokenizer itself, without truncation and padding."""
-        return build(self.data, self.where)
+        return build(self.text, self.where)
+
+    @cached_property
+    def text(self) -> str:
+        """The text of the file, on one line if it is ours: line breaks take a second."""
+        with refusing(partial(_does_not_load, self.where)):
+            return json.dumps(self.data, ensure_ascii=False)
 
     @cached_property
     def last_resort(self) -> frozenset[int]:
@@ -184,7 +198,8 @@ class TokenizerJson:
             token = token.removeprefix(prefix) if len(token) > len(prefix) else token
             return token.removesuffix(suffix) if len(token) > len(suffix) else token
 
-        alone = {token for token in vocab if len(bare(token)) == 1}
+        whole = vocab if prefix or suffix else (token for token in vocab if len(token) == 1)
+        alone = {token for token in whole if len(bare(token)) == 1}
         ids = bytes_there | {vocab[token] for token in alone}
         if self.type == "BPE":
             return frozenset(ids)  # a merged token is made of symbols, which are all kept
@@ -288,22 +303,18 @@ class TokenizerJson:
             ]
         return model
 
-    def dumps(self) -> str:
-        """Return the text of the file, on one line: line breaks take a second on a large one."""
-        return json.dumps(self.data, ensure_ascii=False)
+
+def _does_not_load(where: str, reason: str) -> LMHeadError:
+    return BadCheckpoint(
+        f"{where} does not load ({reason}); expected a file of the tokenizers library"
+    )
 
 
-def build(data: Mapping[str, Any], where: str) -> "Tokenizer":
-    """Build a tokenizer from its JSON object, without truncation and padding."""
+def build(text: str, where: str) -> "Tokenizer":
+    """Build a tokenizer from its JSON text, without truncation and padding."""
     from tokenizers import Tokenizer
 
-    def refused(reason: str) -> LMHeadError:
-        return BadCheckpoint(
-            f"{where} does not load ({reason}); expected a file of the tokenizers library"
-        )
-
-    with refusing(refused, quiet=True):
-        text = json.dumps(data, ensure_ascii=False)
+    with refusing(partial(_does_not_load, where), quiet=True):
         refuse_charsmap(text.encode())
         tokenizer = Tokenizer.from_str(text)
     tokenizer.no_truncation()

@@ -49,6 +49,7 @@ def verify_trim(
     whole_original: bool = False,
     report: Mapping[str, Any] | None = None,
     weights: tuple[Tensors, Tensors] | None = None,
+    blocks_of_original: bool = False,
     run: bool = True,
     progress: Progress = silent,
 ) -> Proof:
@@ -58,8 +59,10 @@ def verify_trim(
     else texts of many kinds. `model` is the original where it is loaded already: then whole models
     are compared on the texts; with `whole_original` it is loaded for that. `greedy` is how the
     original goes on, where that is known already. `report` is what the trim said of itself, and is
-    checked too. `weights` are those to compare, where they do not lie in the folders. Without `run`
-    no model runs.
+    checked too. `weights` are those to compare, where they do not lie in the folders; with
+    `blocks_of_original` the trimmed folder lacks its blocks, and runs with those of the original,
+    which `weights` found equal. Without `run` no model runs. Where the original was opened `plain`
+    and its files say all, lmhead runs the trimmed model by itself; else transformers does.
     """
     trimmed = ModelFolder.open(trimmed_folder, plain=original.plain)
     ids, checked = id_map(original, trimmed, report)
@@ -78,6 +81,7 @@ def verify_trim(
 
     from lmhead.loading import load
     from lmhead.trim.greedy import both_logits, check_greedy, check_logits, partings, whole_head
+    from lmhead.trim.plain_model import plain_model
 
     if inputs is None:
         inputs = recorded_inputs(report) or probe_inputs(original)
@@ -85,8 +89,13 @@ def verify_trim(
     if model is None and whole_original:
         title = titled(progress, "loading the original")
         model = load(original.folder, tokenizer=original.read_already, progress=title)
-    title = titled(progress, "loading the trimmed model")
-    second = load(trimmed_folder, tokenizer=trimmed.read_already, progress=title)
+    blocks = original.checkpoint if blocks_of_original else None
+    plain = plain_model(trimmed, blocks) if model is None else None
+    if plain is None:
+        title = titled(progress, "loading the trimmed model")
+        second = load(trimmed_folder, tokenizer=trimmed.read_already, progress=title)
+    else:
+        second = plain
     whole = whole_head(original, model, second)
     checks.append(check_logits(*both_logits(inside.texts, ids, whole, second, model)))
     reachable = min(max(original.tokenizer.names) + 1, original.rows)
@@ -94,7 +103,7 @@ def verify_trim(
         inside, ids, whole, second, greedy or {}, reachable=reachable, progress=progress
     )
     checks += check_greedy(inside, parted)
-    return Proof(tuple(checks), inputs)
+    return Proof(tuple(checks), inputs, "transformers" if plain is None else "lmhead")
 
 
 def verify_keepset(

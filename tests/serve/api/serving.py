@@ -15,7 +15,7 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 
 from lmhead.loading import Model  # noqa: E402
 from lmhead.serve.api.app import create_app  # noqa: E402
-from lmhead.serve.api.run import listen  # noqa: E402
+from lmhead.serve.api.run import Runner, listen  # noqa: E402
 from lmhead.serve.api.server import Server  # noqa: E402
 from lmhead.serve.api.settings import Settings  # noqa: E402
 
@@ -53,9 +53,7 @@ class Live:
 def serving(model: Model, settings: Settings | None = None, **options: Any) -> Iterator[Live]:
     app = create_app(model, name="tiny", settings=settings or Settings(drain=5), **options)
     socket = listen("127.0.0.1", 0)
-    runner = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=10)
-    )
+    runner = Runner(app, app.state.server.settings)
     thread = threading.Thread(target=runner.run, kwargs={"sockets": [socket]}, daemon=True)
     thread.start()
     end = time.monotonic() + 60

@@ -34,6 +34,21 @@ def test_openai_for_node(live: Live, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["error"] == "model_not_found"
 
 
+def test_the_example_for_python(live: Live) -> None:
+    """examples/serve_clients.py: openai, and litellm where it is installed."""
+    pytest.importorskip("openai", reason="needs the openai client")
+    pytest.importorskip("llguidance", reason="needs the extra `guided`")
+    script = ROOT / "examples" / "serve_clients.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), live.url, "tiny"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "there is no model 'another'" in json.loads(done.stdout)["openai"]["errors"][0]
+
+
 def test_litellm(live: Live) -> None:
     if importlib.util.find_spec("litellm") is None:
         pytest.skip("needs litellm: pip install litellm")
@@ -63,7 +78,7 @@ assert one.usage.completion_tokens == 4
 try:
     litellm.completion(**{**asked, "model": "openai/another"})
 except litellm.NotFoundError as error:
-    assert "alone" in str(error)
+    assert "there is no model" in str(error)
 else:
     raise AssertionError("another model was served")
 steered = litellm.completion(**asked, extra_body={"steering": [{"name": "v1", "kl_cap": 0.1}]})

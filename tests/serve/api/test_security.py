@@ -233,3 +233,131 @@ def test_no_path_of_a_client_is_opened(tmp_path: Path) -> None:
     for name in ("../x", "/etc/passwd", ".hidden", "a/b", "a\\b", "", "x" * 65, "a\n", "ä"):
         with pytest.raises(Refused):
             check_name(name)
+
+
+@pytest.mark.model
+def test_who_says_nothing_keeps_nobody_out(
+    tiny_served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvicorn waits forever for the first line of a request, and counts such connections."""
+    import socket
+    import time
+
+    from lmhead.serve.api import run as running
+
+    def opened(live: Live, count: int) -> list[socket.socket]:
+        at = live.url.removeprefix("http://").split(":")
+        made = [socket.create_connection((at[0], int(at[1])), timeout=10) for _ in range(count)]
+        for one in made[::2]:
+            one.sendall(b"POST /v1/compl")
+        return made
+
+    with serving(tiny_served, Settings(max_connections=4, drain=5)) as small:  # 8 connections
+        held = opened(small, 12)
+        for _ in range(3):
+            assert small.get("/healthz").status_code == 200
+        for one in held:
+            one.close()
+    monkeypatch.setattr(running, "IDLE", 0.3)
+    with serving(tiny_served, Settings(max_connections=4, drain=5)) as hasty:
+        held = opened(hasty, 4)
+        began = time.monotonic()
+        for one in held:
+            assert one.recv(10) == b""  # closed by the server
+            one.close()
+        assert time.monotonic() - began < 10
+        slow = {"prompt": "x", "max_tokens": 300, "min_tokens": 300}
+        assert hasty.post("/v1/completions", slow).status_code == 200, "a busy one is not idle"
+
+
+@pytest.mark.model
+def test_at_shutdown_what_cannot_finish_is_told_so(tiny_served: Any) -> None:
+    import concurrent.futures
+    import time
+
+    with serving(tiny_served, Settings(drain=0.2)) as ending:
+        asked = {"prompt": "x", "max_tokens": 900, "min_tokens": 900}
+
+        def stream() -> list[str]:
+            body = {**asked, "stream": True}
+            url = ending.url + "/v1/completions"
+            with httpx.stream("POST", url, json=body, timeout=60) as reply:
+                return [line for line in reply.iter_lines() if line.startswith("data:")]
+
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            streamed = pool.submit(stream)
+            whole = pool.submit(ending.post, "/v1/completions", asked)
+            end = time.monotonic() + 30
+            while ending.server.worker.running < 2 and time.monotonic() < end:
+                time.sleep(0.01)
+            ending.runner.should_exit = True
+            reply, lines = whole.result(), streamed.result()
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "shutting_down")
+    assert json.loads(lines[-2][5:])["error"]["code"] == "shutting_down"
+    assert lines[-1] == "data: [DONE]"
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({"prompt": 7}, "prompt", "prompt is wrong; expected a text, a list of ids"),
+        ({"prompt": "x", "temperature": "hot"}, "temperature", "is a text; expected a number"),
+        ({"prompt": "x", "temperature": -1}, "temperature", "is -1; expected at least 0"),
+        ({"prompt": "x", "seed": 1e99}, "seed", "a very large number; expected a whole number"),
+        ({"prompt": "x", "mirostat": 7}, "mirostat", "mirostat is 7; expected 0 or 2"),
+        ({"prompt": "x", "logprobs_mode": "best"}, "logprobs_mode", "none that is known"),
+        ({"prompt": "x", "stream_options": 1}, "stream_options", "is 1; expected an object"),
+        ({"prompt": "x", "steering": [{}]}, "steering", "steering.0.name is missing"),
+        ({"prompt": "x", "steering": [{"name": "nobody"}]}, "steering", "'nobody'"),
+        ({"prompt": [10**6]}, "prompt", "the id 1,000,000"),
+        ({"prompt": "x", "model": "gpt"}, "model", "there is no model 'gpt' here"),
+        ({"prompt": "x", "regex": "("}, "regex", "the regex cannot be used"),
+        ({"prompt": "x", "dry_sequence_breakers": ["a"] * 65}, "dry_sequence_breakers", "65 texts"),
+        ({}, "prompt", "prompt is missing"),
+        ([], None, "the body is a list; expected one JSON object"),
+    ],
+)
+def test_an_error_says_what_it_got_and_what_it_expected(
+    live: Live, body: Any, param: str | None, said: str
+) -> None:
+    if "regex" in body:
+        pytest.importorskip("llguidance", reason="needs the extra `guided`")
+    reply = live.post("/v1/completions", body)
+    error = reply.json()["error"]
+    assert reply.status_code in (400, 404)
+    assert error["param"] == param
+    assert said in error["message"]
+
+
+@pytest.mark.model
+def test_a_body_without_its_type_is_told_to_name_it(live: Live) -> None:
+    url = live.url + "/v1/completions"
+    form = {"Content-Type": "application/x-www-form-urlencoded"}  # as curl -d sends it
+    told = httpx.post(url, content=b'{"prompt": "x"}', headers=form).json()["error"]["message"]
+    assert "Content-Type" in told
+    assert "empty" in httpx.post(url).json()["error"]["message"]
+    assert live.get("/", follow_redirects=True).text.startswith("<!doctype html>")
+
+
+@pytest.mark.model
+def test_many_long_choices_hold_nobody_up(live: Live) -> None:
+    """They are scored a few at a time, between the steps of those who generate."""
+    import threading
+    import time
+
+    body = {"prompt": "word " * 600, "choices": [f" a b c {i}" for i in range(200)]}
+    done: list[float] = []
+
+    def ask() -> None:
+        assert live.post("/v1/choices", body).status_code == 200
+        done.append(time.monotonic())
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.2)
+    for _ in range(3):
+        assert live.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
+    short = time.monotonic()
+    asking.join()
+    assert short < done[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from lmhead.body import TorchBody
 from lmhead.errors import BadInput, LMHeadError
@@ -181,6 +182,10 @@ def test_another_training_does_not_go_on_from_it(tiny: Tiny, tmp_path: Path) -> 
     (tmp_path / "broken").write_bytes(b"no state")
     with pytest.raises(LMHeadError, match="no training state"):
         train(model, checkpoint=tmp_path / "broken")
+    for said in ("[]", "{}", '{"key": "", "history": 5}', '{"key": "", "history": [], "x": 1}'):
+        save_file({"v": torch.zeros(2)}, tmp_path / "broken", {"state": said})
+        with pytest.raises(LMHeadError, match="no training state"):
+            train(model, checkpoint=tmp_path / "broken")
 
 
 def test_a_budget_at_the_head_is_certified_at_every_epoch(tiny: Tiny) -> None:

@@ -29,10 +29,11 @@ _NEEDED = (
     "llama_backend_init", "llama_log_set", "llama_model_default_params",
     "llama_model_load_from_file", "llama_model_free", "llama_context_default_params",
     "llama_init_from_model", "llama_free", "llama_model_n_embd", "llama_model_n_layer",
-    "llama_get_memory", "llama_memory_seq_rm", "llama_memory_seq_cp", "llama_set_n_threads",
+    "llama_get_memory", "llama_memory_seq_rm", "llama_set_n_threads",
     "llama_memory_seq_pos_max",
     "llama_decode", "llama_get_embeddings", "llama_get_logits", "llama_set_adapter_cvec",
     "llama_state_seq_get_size", "llama_state_seq_get_data", "llama_state_seq_set_data",
+    "llama_state_seq_get_size_ext",
     "llama_max_parallel_sequences", "llama_batch", "llama_log_callback",
 )  # fmt: skip
 _FIELDS = {
@@ -42,6 +43,8 @@ _FIELDS = {
 _ERROR = 4  # ggml's level of what went wrong
 _F32, _F16 = 0, 1  # ggml's numbers of two types
 _POOLING_NONE, _FLASH_OFF = 0, 0
+_WINDOWS = 1  # llama.cpp's flag: what the layers with a sliding window remember, alone
+_HEAD = 8  # bytes before the caches in what llama.cpp writes of a sequence
 _INTS = ctypes.POINTER(ctypes.c_int32)
 
 _messages: deque[str] = deque(maxlen=8)  # what llama.cpp said last of what went wrong
@@ -84,6 +87,11 @@ def library() -> Any:
     found.llama_log_set(_listener(found), ctypes.c_void_p(0))
     found.llama_backend_init()
     return found
+
+
+def most() -> int:
+    """Return how many sequences one context can have."""
+    return int(library().llama_max_parallel_sequences())
 
 
 @cache
@@ -206,21 +214,38 @@ class Context:
 
     def copy(self, source: int, target: int) -> None:
         """Let an empty sequence be what another is."""
-        self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        # not llama_memory_seq_cp: it copies at the next pass, and nothing may change until then
+        self._put(target, self._taken(source))
 
     def take_over(self, other: "Context", ids: Sequence[int]) -> None:
-        """Read these sequences from another context of the same model."""
+        """Read these sequences from another context of the same model, which has no more."""
         for id in ids:
             if self._lib.llama_memory_seq_pos_max(other._memory, id) < 0:
                 continue  # a pass that failed left it empty
-            size = self._lib.llama_state_seq_get_size(other.pointer, id)
-            held = (ctypes.c_uint8 * size)()
-            if self._lib.llama_state_seq_get_data(other.pointer, held, size, id) != size:
-                raise LMHeadError(f"llama.cpp gave no memory of sequence {id}; please report this")
-            if not self._lib.llama_state_seq_set_data(self.pointer, held, size, id):
-                raise LMHeadError(
-                    f"llama.cpp took no memory of sequence {id}{_reason()}; please report this"
-                )
+            held = other._taken(id)
+            if other.sequences != self.sequences:
+                first = len(held) - other._window(id)  # where the second of two caches begins
+                held = _among(held, first, other.sequences, self.sequences)
+            self._put(id, held)
+
+    def _taken(self, id: int) -> bytearray:
+        """Return what is remembered of a sequence, as llama.cpp writes it."""
+        held = bytearray(self._lib.llama_state_seq_get_size(self.pointer, id))
+        there = (ctypes.c_uint8 * len(held)).from_buffer(held)
+        if self._lib.llama_state_seq_get_data(self.pointer, there, len(held), id) != len(held):
+            raise LMHeadError(f"llama.cpp gave no memory of sequence {id}; please report this")
+        return held
+
+    def _put(self, id: int, held: bytearray) -> None:
+        there = (ctypes.c_uint8 * len(held)).from_buffer(held)
+        if not self._lib.llama_state_seq_set_data(self.pointer, there, len(held), id):
+            raise LMHeadError(
+                f"llama.cpp took no memory of sequence {id}{_reason()}; please report this"
+            )
+
+    def _window(self, id: int) -> int:
+        """Return the bytes of a sequence in the cache of sliding windows; all, if there is one."""
+        return int(self._lib.llama_state_seq_get_size_ext(self.pointer, id, _WINDOWS)) - _HEAD
 
     def steer(self, added: Floats | None) -> None:
         """Add row l - 1 of `[layers - 1, d]` to what block l puts out; None: nothing, anywhere.
@@ -239,3 +264,22 @@ class Context:
         if code:
             raise LMHeadError(f"llama.cpp refused the vectors (code {code}){_reason()}")
         self._steered = added
+
+
+def _among(held: bytearray, second: int, old: int, new: int) -> bytearray:
+    """Rewrite what is remembered of a sequence: it was one of `old`, and will be one of `new`.
+
+    Of each cache (where some layers have a sliding window there are two) llama.cpp writes how many
+    sequences there are, and for each how many cells follow: 0 for all others. So more of them are
+    more zeros at its end.
+    """
+    parts = [held[_HEAD:second], held[second:]] if second > _HEAD else [held[_HEAD:]]
+    for part in parts:
+        if part[:4] != old.to_bytes(4, "little"):
+            raise LMHeadError(
+                f"{PACKAGE} {version(PACKAGE)} writes its memory in another way than {TESTED}: "
+                f"pip install {PACKAGE}=={TESTED}"
+            )
+        part[:4] = new.to_bytes(4, "little")
+        part += bytes(4 * (new - old))
+    return held[:_HEAD] + b"".join(parts)

@@ -2,9 +2,8 @@
 
 All sequences of a body lie in one context, each in cells of its own, so that what a row gives does
 not depend on who runs beside it. A row is a number there; to leave a batch is to give the number
-back, to join is to stand in another list. When the cells of a row run out, the context grows to
-twice the size, with everything that it remembers. The number of rows is fixed, because llama.cpp
-moves no sequence between contexts that differ in it.
+back, to join is to stand in another list. When the rows run out, or the cells of one, all go on in
+a context of twice the size: llama.cpp takes memory for every cell that could be used.
 """
 
 import heapq
@@ -15,8 +14,7 @@ from threading import RLock
 from lmhead.body.llama.library import Context
 from lmhead.errors import BadInput, UnsupportedModel
 
-_CELLS = 256  # of each row, to begin with
-ROWS = 16  # that can be remembered side by side: eight guarded sequences have two each
+_CELLS, _ROWS = 256, 2  # cells of each row, and rows, to begin with
 
 
 class Row:
@@ -34,23 +32,29 @@ class Row:
 class Rows:
     """The sequences of one body, and the context that remembers them."""
 
-    def __init__(self, make: Callable[[int, int], Context]) -> None:
+    def __init__(self, make: Callable[[int, int], Context], most: int) -> None:
         self._make = make
         self.lock = RLock()  # one pass at a time, and no change of the rows meanwhile
-        self.context = make(_CELLS, ROWS)
-        self._free = list(range(ROWS))  # a heap: low numbers first, which lie side by side
+        self.context = make(_CELLS, _ROWS)
+        self.most = most  # rows that can be remembered side by side
+        self._free = list(range(_ROWS))  # a heap: low numbers first, which lie side by side
         self._back: deque[int] = deque()
         self._used: dict[int, int] = {}  # cells of every sequence that is somebody's
 
     def new(self, count: int) -> list[Row]:
         """Return empty sequences."""
         self._collect()
-        if (need := len(self._used) + count) > ROWS:
+        if (need := len(self._used) + count) > self.most:
             raise BadInput(
                 f"{need} sequences are to run side by side, but the llama.cpp body remembers at "
-                f"most {ROWS}; lower batch_size",
+                f"most {self.most}; lower batch_size",
                 names=["batch_size"],
             )
+        rows = self.context.sequences
+        while rows < need:
+            rows *= 2
+        if rows > self.context.sequences:
+            self._move(self.context.cells, min(rows, self.most))
         return [self._row(0) for _ in range(count)]
 
     def copy(self, row: Row) -> Row:
@@ -69,14 +73,17 @@ class Rows:
         while cells < need:
             cells *= 2
         if cells > self.context.cells:
-            self._move(cells)
+            self._move(cells, self.context.sequences)
         for row, more in zip(rows, tokens, strict=True):
             self._used[row.id] = row.length + more
 
-    def _move(self, cells: int) -> None:
+    def _move(self, cells: int, rows: int) -> None:
         """Go on in a larger context."""
-        old, self.context = self.context, self._make(cells, ROWS)
-        self.context.take_over(old, [id for id, used in self._used.items() if used])
+        old, new = self.context, self._make(cells, rows)
+        new.take_over(old, [id for id, used in self._used.items() if used])
+        for id in range(old.sequences, rows):
+            heapq.heappush(self._free, id)
+        self.context = new
         old.free()
 
     def _row(self, length: int) -> Row:

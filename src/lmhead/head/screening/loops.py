@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 from lmhead.errors import BadInput, LMHeadError, MissingExtra
 from lmhead.files.cache import cache_root
+from lmhead.files.stamp import private_folder
 
 Kernels = Literal["auto", "numba", "torch"]
 _ROOM = "lmhead.head.screening"
@@ -72,7 +73,7 @@ def _compiled() -> ModuleType:
 
     place = cache_root() / "numba"
     try:
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(place)  # numba's files hold pickles and machine code
         numba.config.CACHE_DIR = str(place)
         return import_module(f"{_ROOM}.kernels")
     except (OSError, RuntimeError) as error:

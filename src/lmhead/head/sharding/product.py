@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmhead.head.projection import Projection
-from lmhead.head.sharding.rows import BLOCK, Rows
+from lmhead.head.projection import Projection, block_rows
+from lmhead.head.sharding.rows import Rows
 
 
 def scored(head: Projection, h: Tensor, rows: Rows) -> Tensor:
@@ -21,10 +21,10 @@ def scored(head: Projection, h: Tensor, rows: Rows) -> Tensor:
 
 def product(h: Tensor, weight: Tensor, bias: Tensor | None, start: int, total: int) -> Tensor:
     """Multiply h with `weight`, which are the rows from `start` on of a weight with `total`."""
-    n = len(weight)
-    before = min(-start % BLOCK, n)  # rows of a block that began elsewhere
+    n, block = len(weight), block_rows(weight.dtype)
+    before = min(-start % block, n)  # rows of a block that began elsewhere
     end = start + n
-    after = 0 if end == total else min(end % BLOCK, n - before)  # of one that ends elsewhere
+    after = 0 if end == total else min(end % block, n - before)  # of one that ends elsewhere
     if before == after == 0:
         return F.linear(h, weight, bias)
     parts = []
@@ -32,9 +32,9 @@ def product(h: Tensor, weight: Tensor, bias: Tensor | None, start: int, total: i
         if first == last:
             continue
         rows, own = weight[first:last], None if bias is None else bias[first:last]
-        front = (start + first) % BLOCK
+        front = (start + first) % block
         # The last block of the whole head is as short there.
-        back = 0 if end == total and last == n else -(front + last - first) % BLOCK
+        back = 0 if end == total and last == n else -(front + last - first) % block
         if front or back:
             rows = F.pad(rows, (0, 0, front, back))
             own = None if own is None else F.pad(own, (front, back))

@@ -17,7 +17,7 @@ from lmhead.head.projection import Projection
 from lmhead.ranks import Ranks
 
 BLOCK = 64
-"""Rows that a matrix product works on together: whole blocks give the bits of the whole head."""
+"""Rows that a rank gets together: what a product in float32 works on (see `block_rows`)."""
 
 _CHUNK = 2**22  # numbers that are hashed together
 

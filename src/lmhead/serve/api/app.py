@@ -7,14 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.responses import HTMLResponse, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from lmhead import __version__
 from lmhead.generation import Engine
+from lmhead.generation import Request as GenerationRequest
 from lmhead.head import Head
 from lmhead.loading import Model
+from lmhead.sampling import Sampler, SamplingParams
 from lmhead.serve.api import chat, completions, extras, page, steering, tokens
 from lmhead.serve.api.errors import ErrorReply, Json, install_errors
+from lmhead.serve.api.invalid import invalid
 from lmhead.serve.api.logs import Told
 from lmhead.serve.api.security import Gate
 from lmhead.serve.api.server import Server
@@ -65,6 +69,16 @@ def create_app(
     return told
 
 
+def warm_up(model: Model, head: Head | None = None) -> None:
+    """Draw two tokens: what is compiled at first use is compiled before anybody waits for it."""
+    engine = Engine(model, head)
+    for params in (SamplingParams(temperature=0.0), SamplingParams(seed=0, logprobs=1)):
+        sampler = Sampler.from_params(params, "hf", vocab_size=model.reachable)
+        engine.submit(GenerationRequest(model.encode([0]), sampler, max_tokens=2))
+    while engine.busy:
+        engine.step()
+
+
 def _app(server: Server) -> FastAPI:
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
@@ -84,6 +98,7 @@ def _app(server: Server) -> FastAPI:
     )
     app.state.server = server
     install_errors(app)
+    app.add_exception_handler(RequestValidationError, invalid)
     for part in (completions, chat, tokens, extras, steering):
         app.include_router(part.router)
     _add_own(app, server)
@@ -108,6 +123,10 @@ def _add_own(app: FastAPI, server: Server) -> None:
         """Tell what the server did, for Prometheus."""
         text = await asyncio.to_thread(server.metrics.text)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/", include_in_schema=False)
+    async def front() -> RedirectResponse:
+        return RedirectResponse("docs")
 
     @app.get("/docs", include_in_schema=False)
     async def docs(request: Request) -> HTMLResponse:

@@ -1,7 +1,8 @@
 """From what a client sent to requests for the generation engine."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,8 @@ from lmhead.serve.api.schemas import CONTROLS, Generating
 from lmhead.serve.api.server import Server
 from lmhead.serve.api.vectors import Steered
 
+_BREAKERS = 64
+_GRAMMARS = ("json_schema", "regex", "grammar")
 _QUICK = 20_000  # characters that the tokenizer reads while others wait
 
 
@@ -61,10 +64,22 @@ async def read_prompt(server: Server, prompt: str | Sequence[int]) -> Read:
         if not ids:
             raise Refused(400, "the prompt holds no token; expected some", param="prompt")
         check_length(server, len(ids))
-        ids = server.model.encode(ids)  # ids that the model has
+        with about("prompt"):
+            ids = server.model.encode(ids)  # ids that the model has
         text = server.model.decode(ids)
     check_length(server, len(ids))
     return Read(text, ids)
+
+
+@contextmanager
+def about(param: str) -> Iterator[None]:
+    """Name the field that is wrong, where what raised did not know its name."""
+    try:
+        yield
+    except BadInput as error:
+        if error.names:
+            raise
+        raise Refused(400, str(error), param=param) from None
 
 
 async def encode(server: Server, text: str, *, special: bool) -> list[int]:
@@ -77,17 +92,17 @@ async def encode(server: Server, text: str, *, special: bool) -> list[int]:
     return work() if len(text) < _QUICK else await asyncio.to_thread(work)
 
 
-def check_length(server: Server, count: int) -> None:
+def check_length(server: Server, count: int, param: str = "prompt") -> None:
     """Refuse a prompt that the model cannot read, and tell both lengths."""
     context = server.context
     if count == 0:
-        raise Refused(400, "the prompt holds no token; expected some text", param="prompt")
+        raise Refused(400, "the prompt holds no token; expected some text", param=param)
     if context is not None and count > context:
         raise Refused(
             400,
             f"the prompt has {count:,} tokens, but {server.name} reads at most {context:,}; "
             "shorten it",
-            param="prompt",
+            param=param,
             code="context_length_exceeded",
         )
 
@@ -155,16 +170,19 @@ async def sampler_for(server: Server, body: Any, more: dict[str, Any]) -> Sample
             params, order, vocab_size=server.model.reachable, tokenizer=server.model.tokenizer
         )
 
-    guided = any(value is not None for value in (params.json_schema, params.regex, params.grammar))
+    guided = any(getattr(params, name) is not None for name in _GRAMMARS)
     if not guided:
         return work()
+    own = next((name for name in _GRAMMARS if getattr(body, name) is not None), None)
+    field = own or "response_format"
     try:
-        return await asyncio.to_thread(work)
+        with about(field):
+            return await asyncio.to_thread(work)
     except (BadInput, Refused):
         raise
     except Exception as error:  # whatever the grammar's compiler raises
         told = " ".join(str(error).split())[:200]
-        raise Refused(400, f"the grammar cannot be used: {told}", param="json_schema") from None
+        raise Refused(400, f"the grammar cannot be used: {told}", param=field) from None
 
 
 def params_of(
@@ -182,6 +200,13 @@ def params_of(
     given.setdefault("logprobs_mode", "raw")
     if "logit_bias" in given and len(given["logit_bias"]) > 4096:
         raise Refused(400, "logit_bias has more than 4,096 entries", param="logit_bias")
+    if len(given.get("dry_sequence_breakers", ())) > _BREAKERS:  # each is read by the tokenizer
+        raise Refused(
+            400,
+            f"dry_sequence_breakers has {len(given['dry_sequence_breakers']):,} texts; expected at "
+            f"most {_BREAKERS}",
+            param="dry_sequence_breakers",
+        )
     params = SamplingParams(**given)
     params = replace(params, stop_ids=(*server.model.stop_ids, *params.stop_ids))
     return params, getattr(body, "order", None) or "hf"

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 
 from lmhead.sampling import Logprobs
 from lmhead.serve.api.answering import Choice, begin, events, finished, streamed, usage
-from lmhead.serve.api.asking import Read, check_length, wanted
+from lmhead.serve.api.asking import Read, about, check_length, wanted
 from lmhead.serve.api.errors import Json, Refused
 from lmhead.serve.api.schemas import ChatBody, ChatReply, Message
 from lmhead.serve.api.server import Server, new_id
@@ -27,8 +27,9 @@ async def chat(body: ChatBody, http: Request) -> Any:
     server.check_model(body.model)
     _refuse(server, body)
     messages = [_message(message) for message in body.messages]
-    ids = await asyncio.to_thread(server.model.encode_chat, messages)
-    check_length(server, len(ids))
+    with about("messages"):
+        ids = await asyncio.to_thread(server.model.encode_chat, messages)
+    check_length(server, len(ids), "messages")
     prompt = Read(messages[-1]["content"], ids)
     asked = body.max_completion_tokens
     asked = body.max_tokens if asked is None else asked

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -70,7 +69,7 @@ def body_of(error: BaseException) -> tuple[int, dict[str, Any]]:
         param = error.names[0] if error.names else None
     elif isinstance(error, LMHeadError):
         status, message = 400, str(error)
-    if status >= 500 and not isinstance(error, Closed):
+    if status == 500:
         log.error("failed", exc_info=error, extra={"told": {"kind": type(error).__name__}})
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -91,10 +90,6 @@ def install_errors(app: FastAPI) -> None:
     async def refused(_request: Request, error: Exception) -> Json:
         return reply_of(error)
 
-    async def invalid(_request: Request, error: Exception) -> Json:
-        assert isinstance(error, RequestValidationError)
-        return reply_of(_invalid(error))
-
     async def http(_request: Request, error: Exception) -> Json:
         assert isinstance(error, HTTPException)
         reply = reply_of(Refused(error.status_code, _said(error)))
@@ -104,7 +99,6 @@ def install_errors(app: FastAPI) -> None:
 
     app.add_exception_handler(Refused, refused)
     app.add_exception_handler(LMHeadError, refused)
-    app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, refused)
 
@@ -116,21 +110,3 @@ def _said(error: HTTPException) -> str:
         400: "the body cannot be read; expected one JSON object",
     }
     return told.get(error.status_code, str(error.detail))
-
-
-def _invalid(error: RequestValidationError) -> Refused:
-    """Say which field is wrong, without repeating what it held."""
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return Refused(400, "the body is no JSON; expected one JSON object", code="invalid_json")
-    where = [str(part) for part in first["loc"] if part not in ("body", "query", "path")]
-    field = next((part for part in where if not part.isdigit()), None)
-    place = ".".join(part for part in where if len(part) < 60) or "the body"
-    if not field and first["type"] in ("missing", "model_attributes_type", "dict_type"):
-        return Refused(400, "the body is missing or no JSON object; send application/json")
-    said = str(first["msg"])[:200].removeprefix("Value error, ")
-    return Refused(400, f"{_ascii(place)}: {_ascii(said)}", param=_ascii(field) if field else None)
-
-
-def _ascii(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode()

@@ -1,6 +1,7 @@
 """What OpenAI's interface does not have: `/v1/choices`, `/v1/next` and `/v1/lens`."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from lmhead.serve.api.schemas import (
 from lmhead.serve.api.server import Server
 
 router = APIRouter()
+_AT_ONCE = 512  # tokens that are scored between two steps
 
 
 @router.post("/v1/choices", response_model=None, responses={200: {"model": ChoicesReply}})
@@ -66,10 +68,12 @@ async def choices(body: ChoicesBody, http: Request) -> Json:
             h = server.model.last_hidden(pairs[0][0])
             return [float(z) for z in server.worker.engine.head.score(h, wanted)]
 
-    def whole() -> Any:  # a batch between two steps of those who generate
-        found = []
-        for one in scores(pairs, server.model, head=server.worker.engine.head):
-            found.append(one.logprob)
+    def whole() -> Any:  # a few between two steps of those who generate
+        found: list[float] = []
+        while len(found) < len(pairs):
+            few = _few(pairs[len(found) :])
+            for one in scores(few, server.model, head=server.worker.engine.head):
+                found.append(one.logprob)
             yield
         return found
 
@@ -142,6 +146,17 @@ async def lens_(body: LensBody, http: Request) -> Json:
     told = await while_there(server, http, server.worker.call(work))
     server.metrics.prompt_tokens.inc(len(read.ids))
     return Json(_finite({**told, "model": server.name, "prompt": read.text}))
+
+
+def _few(pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:
+    """Return the first pairs, as many as the model reads in about a step of long prompts."""
+    longest = count = 0
+    for before, ids in pairs:
+        longest = max(longest, len(before) + len(ids))
+        if count and longest * (count + 1) > _AT_ONCE:
+            break
+        count += 1
+    return list(pairs[:count])
 
 
 def _finite(value: Any) -> Any:

@@ -81,13 +81,13 @@ class Gate:
         if not hmac.compare_digest(given, wanted):
             raise Refused(
                 401,
-                "the key is missing or wrong; send it as a bearer token",
+                "the key is missing or wrong; send it as `Authorization: Bearer KEY`",
                 code="invalid_api_key",
             )
 
     async def _body(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         """Read the body, as far as it may go and as long as it may take."""
-        upload = scope["path"].startswith("/v1/steering/")
+        upload = scope["path"].startswith("/v1/steering")
         limit = self.settings.max_vector if upload else self.settings.max_body
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length[:20]) > limit:

@@ -38,10 +38,14 @@ class Server:
         if name not in (None, "", self.name):
             raise Refused(
                 404,
-                f"this server has the model {self.name!r} alone; got another name",
+                f"there is no model {_shown(name)} here; this server has {self.name!r} alone",
                 param="model",
                 code="model_not_found",
             )
+
+
+def _shown(name: str | None) -> str:
+    return ascii(name) if len(name or "") <= 80 else "of that long name"
 
 
 def new_id(kind: str) -> str:

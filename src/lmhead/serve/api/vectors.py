@@ -21,7 +21,7 @@ from lmhead.serve.api.errors import Refused
 from lmhead.serve.api.schemas import SteerWith
 from lmhead.steer.bound.certificate import certify
 from lmhead.steer.bound.guarding import Guard, steering_for
-from lmhead.steer.bound.steering import additions, torch_body
+from lmhead.steer.bound.steering import additions, steerable
 from lmhead.steer.control import load_vectors
 from lmhead.steer.vector import HEAD, SteeringVector
 
@@ -108,7 +108,7 @@ class Vectors:
             names = ", ".join(sorted(self._known)) or "none"
         raise Refused(
             404,
-            f"there is no steering vector of that name; this server has: {names}",
+            f"there is no steering vector {name[:64]!a}; this server has: {names}",
             param="steering",
             code="vector_not_found",
         )
@@ -191,7 +191,7 @@ class Vectors:
 
     def _certified(self, name: str, path: Path, file: Path | None) -> Known:
         vectors = tuple(load_vectors(path))
-        additions(torch_body(self.model), vectors)  # layers and widths are the model's
+        additions(steerable(self.model), vectors)  # layers and widths are the model's
         certificate = None
         if len(vectors) == 1 and vectors[0].layer == HEAD:
             if not vectors[0].direction.any():

@@ -159,6 +159,8 @@ def additions(
         blocks = range(body.layers) if isinstance(body, LlamaBody) else blocks_of(body.model)
     for vector in vectors:
         check_layer(vector.layer, blocks)
+        if isinstance(body, LlamaBody):
+            body.check_layer(vector.layer)
         width = _width(body, vector.layer)
         if vector.size != width:
             raise BadInput(

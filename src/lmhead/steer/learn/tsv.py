@@ -125,15 +125,16 @@ class _State:
             with safe_open(path, "pt") as file:
                 about = json.loads((file.metadata() or {})["state"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                of, history = about.pop("key"), tuple(about.pop("history"))
+                state = cls(**tensors, **about, history=history)
         except Exception as error:
             raise LMHeadError(f"{path} is no training state ({error}); remove it") from error
-        if about.pop("key") != key:
+        if of != key:
             raise LMHeadError(
                 f"{path} is the state of another training (data, seed or settings differ); "
                 "go on with the same ones, or remove it"
             )
-        about["history"] = tuple(about["history"])
-        return cls(**tensors, **about)
+        return state
 
 
 def score(r: Tensor, prototypes: Tensor, temperature: float = 0.1) -> Tensor:
