@@ -178,7 +178,7 @@ class Bench:
             labels=labels,
             validation=0,
             seed=seed,
-            settings=Settings(letter=True),
+            settings=Settings(as_published=True),
         )
         return score_rows(vector, parts.test, self.model)
 

@@ -2,8 +2,8 @@
 
 Measured in a real Chromium: from the slider's event to the end of the frame that shows it.
 The logits are Gaussian (sd 3), so that no filter has an easy time; every stage is switched on, and
-the first one moves, so that nothing is left over from the run before. Ratios to the limits: below
-1 is kept.
+the first one moves, so that nothing is left over from the run before. Ratios to the limits, of the
+median and of nine in ten: below 1 is kept, and both have to be.
 
     python benchmarks/page.py [--start]
 """
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -107,7 +108,7 @@ def slides(browser: Any, path: Path, settings: str, slider: str) -> list[list[fl
     page.wait_for_selector("body[data-ready]")
     start = 1.1 if slider == "c-repetition_penalty" else 0.7
     page.evaluate(SLIDE, [slider, start, 0.01, 5])  # the compiler of the browser warms up
-    found: list[list[float]] = page.evaluate(SLIDE, [slider, start, 0.01, 25])
+    found: list[list[float]] = page.evaluate(SLIDE, [slider, start, 0.01, 40])
     page.close()
     return found
 
@@ -131,12 +132,12 @@ def sliders() -> bool:
                 found = slides(browser, file, settings, slider)
                 work, drawn = (sorted(column) for column in zip(*found, strict=True))
                 median, most = drawn[len(drawn) // 2], drawn[int(len(drawn) * 0.9)]
-                kept &= median <= limit
+                kept &= most <= limit
                 middle = work[len(work) // 2]
                 print(
                     f"V {V:>7,}  {name:<27} computed in {middle:6.1f} ms, drawn after "
                     f"{median:6.1f} ms (best {drawn[0]:.1f}, 9 in 10 {most:.1f}): "
-                    f"{median / limit:4.2f} of {limit:g} ms"
+                    f"{median / limit:4.2f} and {most / limit:4.2f} of {limit:g} ms"
                 )
         browser.close()
     return kept
@@ -153,17 +154,14 @@ def cpu_seconds(pid: int) -> float:
 
 def start() -> bool:
     """Time `lmhead explore` from its start to its first answer, and then a lens of 30 tokens."""
-    command = [sys.executable, "-m", "lmhead", "explore", "--no-browser", "--port", "0", "--json"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://localhost:{port}/"
+    command = [sys.executable, "-m", "lmhead", "explore", "--no-browser", "--port", str(port)]
     began = time.monotonic()
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        assert process.stdout is not None
-        told = ""
-        while not told.rstrip().endswith("}"):
-            told += process.stdout.readline()
-        url = json.loads(told)["url"]
 
         def ask(path: str, body: Any = None) -> bytes:
             data = None if body is None else json.dumps(body).encode()
@@ -173,6 +171,13 @@ def start() -> bool:
                 return bytes(response.read())
 
         prompt = " ".join(["The capital of France is Paris, and the capital of Italy is Rome."] * 2)
+        while process.poll() is None:
+            try:
+                ask("")
+                break
+            except OSError:  # nobody listens yet
+                time.sleep(0.02)
+        opened = time.monotonic() - began
         ask("api/model")
         answered, used = time.monotonic() - began, cpu_seconds(process.pid)
         ids = json.loads(ask("api/read", {"prompt": prompt}))["ids"][:30]
@@ -184,6 +189,7 @@ def start() -> bool:
     finally:
         process.terminate()
         process.wait(30)
+    print(f"the page opens {opened:.2f} s after the start, and tells how far the model is")
     print(f"answers {answered:.2f} s after its start ({answered / 8:.2f} of 8 s; CPU {used:.1f} s)")
     print(f"the first lens of 30 tokens takes {looked:.2f} s (of 1 s; CPU {more - used:.1f} s)")
     return answered <= 8 and looked <= 1

@@ -179,7 +179,7 @@ def detect_table(bench: Bench, seeds: Sequence[int]) -> list[Result]:
                     return test_auroc(bench, vector, data, request)
 
                 found["tsv"] = bench.once(f"tsv-{name_of(data)}-{seed}", ours)
-                letter = replace(request, settings=Settings(letter=True))
+                letter = replace(request, settings=Settings(as_published=True))
 
                 def theirs(data: Data = data, request: Request = letter) -> Result:
                     name = f"letter-{name_of(data)}-{request.seed}"

@@ -5,6 +5,9 @@ Prints ratios from one run. Run: python benchmarks/trim.py [MODEL]
 With --corpus FILE (such as examples/documents.py writes) it makes a whole trim with the defaults
 instead, and prints the processor's time of every stage; with --ready it times a trim with a ready
 keep-set: as a command, in a process that has loaded its libraries, and from GGUF to GGUF.
+With --judge FOLDER (repeatable) it asks on --corpus, texts that no trim has seen, how often the
+model would leave the keep-set of each trimmed folder: the same continuations, and the same texts
+as it reads them, for all.
 """
 
 import argparse
@@ -32,6 +35,7 @@ from lmhead.trim.report import TrimRequest
 from lmhead.trim.run import trim_model
 
 ROUNDS = 3
+TEXTS, JUDGED = 96, 96  # how many texts keep-sets are judged on, and how many tokens of each
 
 
 def corpus_of_sources(folder: Path) -> Corpus:
@@ -73,7 +77,7 @@ def main(model: str) -> None:
 
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()
-        write_trimmed(folder, ids, folder.tokenizer.cut(ids), Path(scratch) / "out")
+        write_trimmed(folder, ids, Path(scratch) / "out")
         took = time.perf_counter() - start
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         largest = max(t.nbytes for t in folder.checkpoint.tensors.values())
@@ -175,13 +179,48 @@ def ready(model: str) -> None:
                 print(f"--form {form}, models {'run' if run else 'do not run'}: {told}", flush=True)
 
 
+def judge(model: str, corpus: Path, folders: list[Path]) -> None:
+    """Compare keep-sets by what the model says on other texts: on all of them the same."""
+    import torch
+
+    from lmhead import load
+    from lmhead.trim.estimate import News, binomial_interval
+    from lmhead.trim.listening import Group, listen_to_continuations, lots, read_lot
+
+    loaded = load(model)
+    rows = [loaded.encode(text.text)[:JUDGED] for text in Corpus((corpus,)) if text.text.strip()]
+    rows = rows[:TEXTS]
+    starts = [row[:32] for row in rows]
+    said = listen_to_continuations(loaded, Group(starts, heard=False), max_tokens=64)[0].texts
+    read = []
+    for lot in lots(rows):
+        chosen = read_lot(loaded, lot)[1]
+        read += torch.split(chosen, [len(ids) for ids in lot])
+    for folder in folders:
+        told = json.loads((folder / "lmhead_trim.json").read_text("utf-8"))
+        kept = set(told["id_map"]["kept"])
+        left = [sum(i not in kept for i in text) for text in said]
+        low, high = binomial_interval(sum(n > 0 for n in left), len(left))
+        steps = News.of([(len(text), n) for text, n in zip(said, left, strict=True)])
+        away = [(len(ids), sum(i not in kept for i in ids.tolist())) for ids in read]
+        places = News.of(away)
+        print(f"{folder}: {told['kept_rows']:,} rows; {sum(n > 0 for n in left)} of {len(left)} "
+              f"continuations leave ({low:.1%} to {high:.1%}), {steps.rate:.2%} of "
+              f"{steps.positions:,} steps ({steps.low:.2%} to {steps.high:.2%}), {places.rate:.2%} "
+              f"of {places.positions:,} positions read ({places.low:.2%} to {places.high:.2%})",
+              flush=True)  # fmt: skip
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     parser.add_argument("--corpus", type=Path, help="make a whole trim on these texts")
     parser.add_argument("--ready", action="store_true", help="trim with a ready keep-set")
+    parser.add_argument("--judge", type=Path, action="append", help="a trimmed folder to judge")
     arguments = parser.parse_args()
-    if arguments.ready:
+    if arguments.judge:
+        judge(arguments.model, arguments.corpus, arguments.judge)
+    elif arguments.ready:
         ready(arguments.model)
     elif arguments.corpus:
         whole(arguments.model, arguments.corpus)

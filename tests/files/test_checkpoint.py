@@ -93,9 +93,12 @@ def test_the_weights_are_those_that_transformers_loads(folder: Path) -> None:
     index = {"weight_map": {"a": "other.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert open_checkpoint(folder).tensors["a"].shape == (7, 3)  # one whole file comes first
-    (folder / "config.json").write_text('{"transformers_weights": "other.safetensors"}')
-    with pytest.raises(UnsupportedModel, match="names other weights"):
-        open_checkpoint(folder)
+    for name in ("other.safetensors", "model.safetensors.index.json", 5, ["x"]):
+        (folder / "config.json").write_text(json.dumps({"transformers_weights": name}))
+        with pytest.raises(UnsupportedModel, match="names other weights"):
+            open_checkpoint(folder)
+    (folder / "config.json").write_text('{"transformers_weights": "model.safetensors"}')
+    open_checkpoint(folder)
 
 
 def test_a_tensor_in_two_files_is_refused(folder: Path) -> None:
@@ -122,9 +125,10 @@ def test_a_pipe_among_the_files_keeps_nobody_waiting(folder: Path, name: str) ->
         (folder / name).unlink()
 
 
-def test_a_template_without_end_is_refused(folder: Path) -> None:
-    (folder / "chat_template.jinja").touch()
-    os.truncate(folder / "chat_template.jinja", 2**40)  # takes no room on the disk
+@pytest.mark.parametrize("name", ["chat_template.jinja", "vocab.txt", "LICENSE", "README.md"])
+def test_a_template_without_end_is_refused(folder: Path, name: str) -> None:
+    (folder / name).touch()
+    os.truncate(folder / name, 2**40)  # takes no room on the disk
     with pytest.raises(BadCheckpoint, match="expected at most"):
         open_checkpoint(folder)
 

@@ -329,7 +329,7 @@ def _changed(random_: random.Random, value: Any) -> Any:
 # ---- the run
 
 
-def fuzz(name: str, count: int, seed: int, keep: Path | None) -> int:
+def fuzz(name: str, count: int, seed: int, keep: Path | None, seconds: float) -> int:
     """Try `count` mutations (0: without end) on one reader; return how many failed."""
     is_json, make, read = _targets()[name]
     seeds = make()
@@ -346,8 +346,9 @@ def fuzz(name: str, count: int, seed: int, keep: Path | None) -> int:
     _limit_memory()
     failed = answered = tried = 0
     slowest = 0.0
+    ends = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
-        while count == 0 or tried < count:
+        while (count == 0 or tried < count) and time.monotonic() < ends:
             data = mutate(random_, random_.choice(seeds))
             tried += 1
             for left in Path(folder).iterdir():
@@ -397,6 +398,7 @@ def main() -> int:
     parser.add_argument("reader", nargs="?", help="one reader; all where it is left out")
     parser.add_argument("--count", type=int, default=2000, help="mutations; 0 for no end")
     parser.add_argument("--json-count", type=int, help="mutations of JSON; as --count")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after as many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder for what made a reader fail")
     parser.add_argument("--replay", type=Path, help="read this file, and nothing else")
@@ -411,12 +413,12 @@ def main() -> int:
         print("schema: not tried, llguidance is not installed (extra `guided`)")
         return 0
     if given.reader:
-        return min(1, fuzz(given.reader, given.count, given.seed, given.keep))
+        return min(1, fuzz(given.reader, given.count, given.seed, given.keep, given.seconds))
     failed = []
     for name, (is_json, *_) in _targets().items():
         count = given.count if given.json_count is None or not is_json else given.json_count
         command = [sys.executable, __file__, name, "--count", str(count)]
-        command += ["--seed", str(given.seed)]
+        command += ["--seed", str(given.seed), "--seconds", str(given.seconds)]
         command += ["--keep", str(given.keep)] if given.keep else []
         code = subprocess.run(command, check=False).returncode
         if code:

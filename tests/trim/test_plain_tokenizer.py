@@ -94,7 +94,8 @@ from lmhead.trim.run import trim_model
 
 model, ids, out = map(Path, sys.argv[1:])
 report = trim_model(TrimRequest(str(model), Keep(ids=ids)), out)
-print(json.dumps([report.proof.to_dict(), sorted({"torch", "transformers"} & set(sys.modules))]))
+heavy = {"torch", "torch._dynamo", "transformers"}
+print(json.dumps([report.proof.to_dict(), sorted(heavy & set(sys.modules))]))
 """
     places = [str(make_model("byte_level", "llama")), str(ids), str(tmp_path / "out")]
     done = subprocess.run(

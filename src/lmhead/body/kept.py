@@ -100,8 +100,8 @@ class Kept:
         except Timeout:
             return
         except (OSError, LMHeadError) as error:
-            told = f"states are not kept, and computed again next time: {error}"
-            warnings.warn(LMHeadWarning(f"{told}; {LIMIT}=0 keeps none"), stacklevel=2)
+            message = f"states are not kept, and computed again next time: {error}"
+            warnings.warn(LMHeadWarning(f"{message}; {LIMIT}=0 keeps none"), stacklevel=2)
 
     def _append(self, records: "np.ndarray[tuple[int], np.dtype[np.void]]", most: int) -> None:
         there = self._records()

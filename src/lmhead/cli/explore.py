@@ -2,13 +2,14 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from lmhead.cli.options import Device, Dtype, Json, Model
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
+from lmhead.progress import Progress
 
 
 def explore(
@@ -39,7 +40,8 @@ def explore(
 ) -> None:
     """Explore a model in the browser: next token, funnel, lens, reasons, steering, size.
 
-    The page is served on this machine alone, and loads nothing from elsewhere. Ctrl-C ends it.
+    The page is served on this machine alone, and loads nothing from elsewhere. It opens at once and
+    tells how far the model is. Ctrl-C ends it.
     """
     began = time.monotonic()
     from lmhead.files.whole import refuse_existing
@@ -59,30 +61,40 @@ def explore(
         return
     taken = listening(port)
     url = f"http://localhost:{taken.getsockname()[1]}/"
-    from lmhead.cli import render
-    from lmhead.cli.starting import starting
-
-    with starting():
-        from lmhead.loading import load
-        from lmhead.serve.page.app import make_app
-        from lmhead.serve.page.run import serve
-
-        loaded = load(model, device=device, dtype=dtype, progress=render.progress)
-        app = make_app(loaded, steer or ())
     address = url if prompt == "The capital of France is" else f"{url}#{_quoted(prompt)}"
+    from lmhead.cli import render
+    from lmhead.serve.page.run import serve
 
-    def ready() -> None:
-        seconds = time.monotonic() - began
-        if json:
-            render.print_json({"url": address, "model": loaded.name, "seconds": seconds})
-        else:
-            render.say(f"{loaded.name} is at {address} (Ctrl-C ends it)")
+    def make(server: str, progress: Progress) -> Any:
+        from lmhead.cli.starting import starting
+
+        with starting():
+            from lmhead.loading import load
+            from lmhead.serve.page.app import make_app
+
+            loaded = load(model, device=device, dtype=dtype, progress=progress)
+            return make_app(loaded, steer or (), server)
+
+    def opened() -> None:
+        if not json:
+            render.note(f"{address} is open; the model is being loaded")
         if browser:
             import webbrowser
 
             webbrowser.open(address)
 
-    serve(app, taken, ready)
+    def ready() -> None:
+        seconds = time.monotonic() - began
+        if json:
+            render.print_json({"url": address, "model": model, "seconds": seconds})
+        else:
+            render.say(f"{model} is at {address} (Ctrl-C ends it)")
+
+    try:
+        serve(make, taken, progress=render.progress, opened=opened, ready=ready)
+    finally:
+        if render.err().is_terminal:  # the bar of a model that Ctrl-C left half loaded hid it
+            render.err().show_cursor(True)
 
 
 def _quoted(prompt: str) -> str:

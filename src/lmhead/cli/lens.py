@@ -62,24 +62,30 @@ def lens(
 
         check_plot(plot, force)
     from lmhead.inspect.lens import lens as look
+    from lmhead.loading import load
 
-    result = look(
-        text, model, token=wanted, top=top if json else 1, chat=chat, device=device, dtype=dtype,
-        progress=render.progress,
-    )  # fmt: skip
-    T = len(result.ids)
+    loaded = load(model, device=device, dtype=dtype, progress=render.progress)
+    T = len(loaded.encode(text, chat=chat))
     if not -T <= position < T:
         raise BadInput(
             f"position is {position}; the prompt has {T} tokens, from 0 to {T - 1}",
             names=["position"],
         )
+    # a long text has many positions that nobody will see
+    last = T
+    if not json and plot is None:
+        last = min(T, _most_columns()) if all_positions else T - position % T
+    result = look(
+        text, loaded, token=wanted, top=top if json else 1, last=last, chat=chat,
+        progress=render.progress,
+    )  # fmt: skip
     _draw(plot, result)
     if json:
         render.print_json(result.to_dict())
     elif all_positions:
-        _show_all(result)
+        _show_all(result, T)
     else:
-        _show(result, position % T)
+        _show(result, position % T - (T - last))
 
 
 def _draw(plot: Path | None, result: "Lens") -> None:
@@ -121,16 +127,25 @@ def _show(result: "Lens", position: int) -> None:
     _say_exact(result)
 
 
-def _show_all(result: "Lens") -> None:
+def _show_all(result: "Lens", T: int) -> None:
     from lmhead.cli import render
 
     first = _first_that_fits(result)
+    if (shown := len(result.ids) - first) < T:
+        render.note(f"the last {shown} of {T} positions fit here")
     table = render.table("block", *(render.shown(t) for t in result.tokens[first:]))
     for row in reversed(result.rows):
         cells = [render.token(cell.top[0].text) for cell in row.cells[first:]]
         table.add_row("input" if row.block is None else str(row.block), *cells)
     render.out().print(table)
     _say_exact(result)
+
+
+def _most_columns() -> int:
+    """Return how many positions the terminal has room for at most."""
+    from lmhead.cli import render
+
+    return max(1, render.out().width // 4)
 
 
 def _first_that_fits(result: "Lens") -> int:
@@ -144,8 +159,6 @@ def _first_that_fits(result: "Lens") -> int:
         if room < 0:
             break
         first -= 1
-    if first:
-        render.note(f"the last {len(result.ids) - first} of {len(result.ids)} positions fit here")
     return min(first, len(result.ids) - 1)
 
 

@@ -99,9 +99,11 @@ def _show_detected(result: "Detected", method: str) -> None:
         gain = f"{b.gain.value:+.3f} ({b.gain.low:+.3f} to {b.gain.high:+.3f})"
         table.add_row(b.name, f"{b.labels:,}", layer, *_interval(b.auroc), gain)
     render.out().print(table)
-    told = result.calibration
-    facts = render.Facts(f"Probability: Brier {told.brier:.3f}, off by {told.error:.3f} on average")
-    for b in told.bins:
+    calibration = result.calibration
+    facts = render.Facts(
+        f"Probability: Brier {calibration.brier:.3f}, off by {calibration.error:.3f} on average"
+    )
+    for b in calibration.bins:
         facts(f"said {b.said:.2f}", f"{render.percent(b.true)} true of {b.rows:,}")
     facts.print()
     if result.group is None and result.offered:
@@ -126,8 +128,8 @@ def _show_steered(result: "Steered") -> None:
     facts("log-odds of true endings", f"{value} more than {result.log_odds:.3f} (95 %: {interval})")
     for c in result.controls:
         low, high = c.more.low, c.more.high
-        told = f"{c.gain.value:+.3f}; the vector has {c.more.value:+.3f} more"
-        facts(f"control: {c.name}", f"{told} (95 %: {low:+.3f} to {high:+.3f})")
+        gain = f"{c.gain.value:+.3f}; the vector has {c.more.value:+.3f} more"
+        facts(f"control: {c.name}", f"{gain} (95 %: {low:+.3f} to {high:+.3f})")
     facts("true ending likelier", " -> ".join(render.percent(share) for share in result.right))
     facts("neutral text: range of delta", f"max {found.max_range:.3f} logits")
     facts("neutral text: KL", f"max {found.max_kl:.3f}, median {found.median_kl:.4f} nat")

@@ -191,12 +191,12 @@ def train(
     if json:
         about = vector.to_dict()
         about["data"] = {k: v for k, v in about["data"].items() if k != "sha256"}
-        render.print_json({"out": str(out), **{k: about[k] for k in _TOLD}})
+        render.print_json({"out": str(out), **{k: about[k] for k in _SHOWN}})
     else:
         _show(vector, out)
 
 
-_TOLD = (
+_SHOWN = (
     "layer",
     "alpha",
     "job",
@@ -242,5 +242,5 @@ def _show(vector: "SteeringVector", out: Path) -> None:
 
 def _counts(split: dict[str, int]) -> str:
     hidden = ("seed", "labelled") if "labels" in split else ("seed",)
-    told = ((name, n) for name, n in split.items() if name not in hidden and n)
-    return ", ".join(f"{n:,} {name}" for name, n in told)
+    shown = ((name, n) for name, n in split.items() if name not in hidden and n)
+    return ", ".join(f"{n:,} {name}" for name, n in shown)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TEMPLATES = "additional_chat_templates"  # a folder
 _MOST = dict.fromkeys((".json", ".txt", ".model"), limits.TOKENIZER_JSON)
-_MOST[".jinja"] = limits.TEMPLATE
+_MOST |= {".jinja": limits.TEMPLATE, ".md": limits.CONFIG_JSON, "": limits.CONFIG_JSON}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -93,11 +93,12 @@ def open_checkpoint(folder: Path, *, weights: bool = True) -> Checkpoint:
             "(config.json, *.safetensors, tokenizer.json) or a .gguf file"
         )
     config = read_json(path)
-    if (named := config.get("transformers_weights")) not in (None, SINGLE, INDEX):
+    taken = SINGLE if (folder / SINGLE).is_file() else INDEX
+    if (named := config.get("transformers_weights")) not in (None, taken):
         # transformers would load those, and nothing else would
         raise UnsupportedModel(
-            f"{path} names other weights ({str(named)!r:.100}) than {SINGLE} or {INDEX}; expected "
-            "the model's own: remove transformers_weights from it to have those"
+            f"{path} names other weights ({str(named)!r:.100}) than {taken}; expected the model's "
+            "own: remove transformers_weights from it to have those"
         )
     tensors = _all_headers(folder) if weights else {}
     return Checkpoint(folder, config, tensors)
@@ -117,11 +118,15 @@ def refuse_odd_files(folder: Path) -> None:
                 continue
             if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
                 raise BadCheckpoint(f"{path} is no ordinary file (a pipe or a device); remove it")
-            if about.st_size > _MOST.get(path.suffix, about.st_size):
+            if stat.S_ISREG(about.st_mode) and about.st_size > _most(path):
                 raise BadCheckpoint(
-                    f"{path} has {about.st_size:,} bytes, expected at most "
-                    f"{_MOST[path.suffix]:,}; fetch it again"
+                    f"{path} has {about.st_size:,} bytes, expected at most {_most(path):,}; "
+                    "fetch it again"
                 )
+
+
+def _most(path: Path) -> int:
+    return _MOST.get(path.suffix.lower(), limits.ELEMENTS)
 
 
 def _all_headers(folder: Path) -> dict[str, TensorHeader]:

@@ -75,13 +75,20 @@ def private_folder(path: Path) -> None:
     above = path.resolve().parent
     refuse_strangers(path)
     refuse_strangers(above)
-    mode = above.stat().st_mode
-    in_our_place = mode & 0o022 and not mode & stat.S_ISVTX  # others may put another one there
-    if path.is_symlink() or path.stat().st_mode & 0o022 or in_our_place:
+    # others may put another folder in its place, unless the one above is sticky
+    replaceable = _others_write(above) and not above.stat().st_mode & stat.S_ISVTX
+    if path.is_symlink() or _others_write(path) or replaceable:
         raise LMHeadError(
             f"others may write to {path}, or put something in its place; set LMHEAD_CACHE to a "
             f"folder of your own, or run `chmod go-w {above} {path}`"
         )
+
+
+def _others_write(path: Path) -> bool:
+    """Tell whether others may write there; our own group is ours, as a umask of 002 has it."""
+    about = path.stat()
+    theirs = 0o002 if about.st_gid == os.getegid() else 0o022
+    return bool(about.st_mode & theirs)
 
 
 def check(folder: Path) -> None:

@@ -91,7 +91,7 @@ class Geometry:
         return result
 
     def _repr_html_(self) -> str:
-        told = [
+        rows = [
             ("rows x width", f"{self.rows:,} x {self.width:,}"),
             ("row norm, median", f"{self.norm_quantiles[2]:.4g}"),
             ("effective rank", f"{self.spectrum.effective_rank:.1f}"),
@@ -101,7 +101,7 @@ class Geometry:
             ("rows that look untrained", f"{self.untrained_count:,}"),
             ("rows equal to one before", f"{self.duplicate_rows:,}"),
         ]
-        return markup.table(["", ""], told, caption=f"the head of {self.model}")
+        return markup.table(["", ""], rows, caption=f"the head of {self.model}")
 
 
 def geometry(
@@ -200,9 +200,9 @@ class _Rows:
             self.gram += (rows.T @ rows).double()
             self.total += rows.sum(0).double()
             self.units += unit.sum(0).double()
-            told = (unit @ planes).view(-1, _TABLES, _BITS + 1)
-            self.hashes[at] = ((told[..., :_BITS] > 0).long() * powers).sum(-1)
-            self.places[at] = told[..., _BITS]
+            sides = (unit @ planes).view(-1, _TABLES, _BITS + 1)
+            self.hashes[at] = ((sides[..., :_BITS] > 0).long() * powers).sum(-1)
+            self.places[at] = sides[..., _BITS]
             self.bits[at] = (rows.contiguous().view(torch.int32).long() * self.mixed).sum(1)
             if towards:
                 self.cosines[at] = unit @ (towards[0] / towards[0].norm().clamp_min(1e-30))

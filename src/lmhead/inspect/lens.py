@@ -8,13 +8,16 @@ Symbols: T positions, d the width of a state, V tokens, x `[1, T, d]` what a blo
 z logits `[T, V]`.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lmhead import markup
@@ -29,8 +32,8 @@ from lmhead.loading import Model, load
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.progress import Progress, silent
 
+Array = NDArray[np.float32]
 LOGITS_AT_ONCE = 1 << 23  # of all rows but the last, whose product is made as the model makes it
-_READ_AT_ONCE = 1 << 19  # logits that stay in a core's cache while cells are read off them
 
 
 @dataclass(frozen=True)
@@ -217,17 +220,14 @@ def _rows(
             f"{kind} does more between its last block and its head than its final norm; the lens "
             "needs a model whose last block, normed, gives its logits"
         )
-    final = _Final.of(logits[0, -last:, :V].float())
+    final = _Final.of(logits[0, -last:, :V].float().cpu())
     token_text = cache(model.token_text)
     last = len(final.answer)
     rows: list[LensRow] = []
 
     def read(z: Tensor, at: slice = slice(None)) -> list[LensCell]:
         """Read the cells of some positions off logits `[n, V]`."""
-        now, cells = final.at(at), list[LensCell]()
-        for some in _chunks(len(z), V, _READ_AT_ONCE):
-            cells += _cells(z[some].float(), now.at(some), followed, top, token_text)
-        return cells
+        return list(_cells(z.float().cpu(), final.at(at), followed, top, token_text))
 
     def add(cells: list[LensCell]) -> None:
         block = len(rows) - 1 if rows else None
@@ -255,60 +255,88 @@ def _rows(
 def _cells(
     z: Tensor, final: "_Final", followed: Token | None, top: int, text: Any
 ) -> Iterator[LensCell]:
-    """Read cells off logits `[n, V]`, beside what the model says in the end."""
-    # Few passes over [n, V], which is where the time goes, and each into the same memory.
-    best = torch.topk(z, min(top, z.shape[-1]), sorted=True)
-    # so that nothing large is taken from something large; -inf times 0 would be NaN
-    z = (z - best.values[:, :1]).clamp_min_(-1e30)
-    scratch = z.exp()
-    sums = scratch.sum(-1)  # [n]
-    total = sums.log()
-    entropy = (total - _dot(scratch, z) / sums).clamp_min(0)
-    kl = (total - _dot(final.p, z) - final.entropy).clamp_min(0)
-    wanted = [final.answer]
-    if followed is not None:
-        wanted.append(torch.full_like(final.answer, followed.id))
-    own = [z.gather(-1, ids.unsqueeze(-1)) for ids in wanted]  # [n, 1] each
-    # counted in float32, which is exact below 2^24 and far quicker than a sum of booleans
-    ranks = [(1 + torch.gt(z, logit, out=scratch).sum(-1)).int().tolist() for logit in own]
-    shares = [(logit[:, 0] - total).exp().tolist() for logit in own]
-    ids = best.indices.tolist()
-    probabilities = ((best.values - best.values[:, :1]).exp() / sums.unsqueeze(-1)).tolist()
-    for n, (h, k) in enumerate(zip(entropy.tolist(), kl.tolist(), strict=True)):
+    """Read cells off logits `[n, V]` float32, beside what the model says in the end."""
+    wanted = [] if followed is None else [followed.id]
+    for n, row in enumerate(z):
+        best = torch.topk(row, min(top, len(row)), sorted=True)
+        values = best.values.tolist()
+        own = _Row.of(row.numpy(), values[0])
+        kl = own.log_total - own.mean(final.p[n]) - final.entropy[n]
+        found = [(own.rank(i), own.probability(own.z[i])) for i in (final.answer[n], *wanted)]
         yield LensCell(
             top=tuple(
-                LensToken(i, text(i), share)
-                for i, share in zip(ids[n], probabilities[n], strict=True)
+                LensToken(i, text(i), own.probability(value))
+                for i, value in zip(best.indices.tolist(), values, strict=True)
             ),
-            entropy=h,
-            kl=k,
-            rank=ranks[0][n],
-            probability=shares[0][n],
-            token_rank=None if followed is None else ranks[1][n],
-            token_probability=None if followed is None else shares[1][n],
+            entropy=own.entropy,
+            kl=max(kl, 0.0),
+            rank=found[0][0],
+            probability=found[0][1],
+            token_rank=found[1][0] if wanted else None,
+            token_probability=found[1][1] if wanted else None,
         )
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply rows: `[n, V]` and `[n, V]` to `[n]`."""
-    dots: Tensor = torch.linalg.vecdot(a, b)
-    return dots
+@dataclass(frozen=True)
+class _Row:
+    """One distribution, `[V]`, read by numpy.
+
+    A row is too short to share among threads: torch would, and wait for them longer than it works.
+    """
+
+    z: Array  # [V] logits
+    best: float  # the largest of them
+    off: Array  # [V] z - best, so that nothing large is taken from something large
+    w: Array  # [V] exp(off)
+    total: float  # of w
+
+    @classmethod
+    def of(cls, z: Array, best: float) -> "_Row":
+        off = z - np.float32(best)
+        w = np.exp(off)
+        return cls(z, best, off, w, float(w.sum()))
+
+    @property
+    def log_total(self) -> float:
+        return math.log(self.total) if self.total > 0 else math.nan
+
+    @property
+    def entropy(self) -> float:
+        return max(self.log_total - self.mean(self.w) / self.total, 0.0)
+
+    def mean(self, p: Array) -> float:
+        """Weigh the logits, less the largest, by p `[V]`."""
+        with np.errstate(invalid="ignore"):
+            found = float(np.dot(p, self.off))
+            if math.isnan(found):  # -inf times 0
+                found = float(np.dot(p, np.maximum(self.off, np.float32(-1e30))))
+        return found
+
+    def rank(self, id: int) -> int:
+        return 1 + int(np.count_nonzero(self.z > self.z[id]))
+
+    def probability(self, logit: float) -> float:
+        return math.exp(logit - self.best) / self.total
 
 
 @dataclass(frozen=True)
 class _Final:
     """What the model says in the end, at n positions."""
 
-    p: Tensor  # [n, V]
-    entropy: Tensor  # [n]
-    answer: Tensor  # [n]
+    p: Array  # [n, V]
+    entropy: list[float]
+    answer: list[int]
 
     @classmethod
     def of(cls, z: Tensor) -> "_Final":
-        z = z - z.amax(-1, keepdim=True)
-        total = z.logsumexp(-1)
-        p = (z - total.unsqueeze(-1)).exp_()
-        return cls(p, total - _dot(p, z), z.argmax(-1))
+        final = cls(np.empty(z.shape, np.float32), [], [])
+        for p, row in zip(final.p, z.numpy(), strict=True):
+            answer = int(row.argmax())
+            own = _Row.of(row, float(row[answer]))
+            np.divide(own.w, np.float32(own.total), out=p)
+            final.entropy.append(own.entropy)
+            final.answer.append(answer)
+        return final
 
     def at(self, some: slice) -> "_Final":
         return _Final(self.p[some], self.entropy[some], self.answer[some])
@@ -329,6 +357,6 @@ def _like(x: Tensor, logits: Tensor, width: int, kind: str) -> Tensor:
     return rows[-T:].unsqueeze(0)
 
 
-def _chunks(T: int, V: int, at_once: int = LOGITS_AT_ONCE) -> Iterator[slice]:
-    step = max(1, at_once // V)
+def _chunks(T: int, V: int) -> Iterator[slice]:
+    step = max(1, LOGITS_AT_ONCE // V)
     return (slice(at, at + step) for at in range(0, T, step))

@@ -59,8 +59,8 @@ class Reading:
 
     def surprises(self) -> list[int]:
         """Return the places of the tokens, the least probable first."""
-        told = [i for i, token in enumerate(self.tokens) if token.logprob is not None]
-        return sorted(told, key=lambda i: self.tokens[i].logprob or 0.0)
+        scored = [i for i, token in enumerate(self.tokens) if token.logprob is not None]
+        return sorted(scored, key=lambda i: self.tokens[i].logprob or 0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object."""
@@ -71,8 +71,8 @@ class Reading:
 
     def to_html(self) -> str:
         """Return a whole page that works offline: the text in colours, the numbers on hover."""
-        told = sum(token.logprob is not None for token in self.tokens)
-        line = f"<p>{told:,} tokens"
+        scored = sum(token.logprob is not None for token in self.tokens)
+        line = f"<p>{scored:,} tokens"
         if self.perplexity is not None:
             line += f", perplexity {self.perplexity:.4g}, log-probability {self.logprob:.2f}"
         line += ". The redder a token, the less the model expected it.</p>"

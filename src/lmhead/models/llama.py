@@ -143,6 +143,16 @@ class RMSNorm(nn.Module):
         return self.weight * x.to(h.dtype)
 
 
+class _Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """Draw nothing: on the meta device that imports torch's compiler, which takes seconds."""
+
+
+class _Head(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Draw nothing, as above."""
+
+
 class Llama(nn.Module):
     """A Llama with its head, for reading and answering alone."""
 
@@ -154,10 +164,10 @@ class Llama(nn.Module):
         self.generation_config = SimpleNamespace(eos_token_id=generation.get("eos_token_id"))
         embedding = tensors["model.embed_tokens.weight"]
         V, d = embedding.shape
-        self.embed_tokens = nn.Embedding(V, d, device="meta")
+        self.embed_tokens = _Embedding(V, d, device="meta")
         self.embed_tokens.weight = nn.Parameter(embedding, requires_grad=False)
         self.norm = RMSNorm(tensors["model.norm.weight"], config.rms_norm_eps)
-        self.lm_head = nn.Linear(d, V, bias=False, device="meta")
+        self.lm_head = _Head(d, V, bias=False, device="meta")
         head = tensors.get("lm_head.weight", embedding)
         self.lm_head.weight = nn.Parameter(head, requires_grad=False)
         n = config.head_dim

@@ -34,20 +34,20 @@ def save_checkpoint(
     from torch.distributed.checkpoint.state_dict_saver import save
 
     with ExitStack() as stack:
-        told: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
         if ranks.rank == 0:
             try:
-                told["folder"] = str(stack.enter_context(folder_whole(Path(folder), force=force)))
+                answer["folder"] = str(stack.enter_context(folder_whole(Path(folder), force=force)))
             except LMHeadError as error:
-                told = {"error": str(error)}
-        told = _from_first(told, ranks)
-        if "error" in told:
-            raise BadInput(told["error"])
+                answer = {"error": str(error)}
+        answer = _from_first(answer, ranks)
+        if "error" in answer:
+            raise BadInput(answer["error"])
 
         def write() -> None:
             save(
                 state,
-                storage_writer=FileSystemWriter(told["folder"]),
+                storage_writer=FileSystemWriter(answer["folder"]),
                 process_group=ranks.group,
                 no_dist=ranks.size == 1,
             )
@@ -113,11 +113,11 @@ def sharded_rows(rows: Tensor, counts: Sequence[int], ranks: Ranks) -> Any:
     )
 
 
-def _from_first(told: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+def _from_first(answer: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     """Give what the first rank says to all."""
     if ranks.size == 1:
-        return told
-    mine = torch.tensor(list(json.dumps(told).encode()), dtype=torch.uint8)
+        return answer
+    mine = torch.tensor(list(json.dumps(answer).encode()), dtype=torch.uint8)
     (sizes,) = ranks.gather(torch.tensor(len(mine)), what="saving a checkpoint")
     room = mine if ranks.rank == 0 else mine.new_empty(int(sizes[0]))
     said: dict[str, Any] = json.loads(bytes(ranks.from_rank(0, room, "saving a checkpoint")))

@@ -62,8 +62,8 @@ class Watch:
         if gone := [r for r in range(len(self.members)) if self._is_gone(r)]:
             raise self._lost(gone, f"is gone, in the middle of {what}")
         if quiet := self._silent():
-            told = f"has given no sign of life for {SILENCE:.0f} s, in the middle of {what}"
-            raise self._lost(quiet, told)
+            why = f"has given no sign of life for {SILENCE:.0f} s, in the middle of {what}"
+            raise self._lost(quiet, why)
         if waited > self.timeout:
             late = self._behind() or [r for r in range(len(self.members)) if r != self._rank]
             raise self._lost(late, f"has not come to {what} for {self.timeout:.0f} s")

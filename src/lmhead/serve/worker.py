@@ -305,7 +305,7 @@ class Worker:
     def _step(self) -> None:
         began, batch = time.perf_counter(), set(self._by_id)
         try:
-            told = self.engine.step()
+            stepped = self.engine.step()
         except Exception as error:  # the model could not run: who was in the batch is lost
             left = set(self.engine.ids)
             lost = [self._by_id.pop(id) for id in batch - left]
@@ -314,9 +314,9 @@ class Worker:
             return
         self.counts.seconds += time.perf_counter() - began
         self.counts.steps += 1
-        self.counts.batch = len(told)
+        self.counts.batch = len(stepped)
         events: list[tuple[Stream, Event | BaseException | None]] = []
-        for event in told:
+        for event in stepped:
             stream = self._by_id.get(event.id)
             if event.error is not None:
                 self.counts.failed += 1
@@ -338,10 +338,10 @@ class Worker:
                 if over:
                     self._open.discard(stream)
                 by_loop.setdefault(stream._loop, []).append((stream, event))
-        for loop, told in by_loop.items():
+        for loop, batch in by_loop.items():
 
-            def put(told: list[Any] = told) -> None:
-                for stream, event in told:
+            def put(batch: list[Any] = batch) -> None:
+                for stream, event in batch:
                     stream._events.put_nowait(event)
 
             _tell(loop, put)

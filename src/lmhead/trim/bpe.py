@@ -106,10 +106,11 @@ class Merges:
         """Read the `model` object of a tokenizer.json."""
         vocab, prefix = model["vocab"], model.get("continuing_subword_prefix") or ""
         ranks: dict[Pair, tuple[int, int]] = {}
+        inner = len(prefix)  # which goes away from the right side: see `result_of`
         for rank, merge in enumerate(model["merges"]):
-            left, right = split_rule(merge)
+            left, right = merge.split(" ") if isinstance(merge, str) else merge
             # A rule that stands there twice has its last rank, as in the tokenizers library.
-            ranks[vocab[left], vocab[right]] = (rank, vocab[result_of(left, right, prefix)])
+            ranks[vocab[left], vocab[right]] = (rank, vocab[left + right[inner:]])
         suffix = model.get("end_of_word_suffix") or ""
         return cls(vocab, ranks, prefix, suffix, bool(model.get("byte_fallback")), comes_out)
 

@@ -9,7 +9,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +22,7 @@ from lmhead.errors import UnsupportedModel
 from lmhead.files.checkpoint import INDEX, SINGLE, TEMPLATES, weight_files
 from lmhead.files.jsons import read_json
 from lmhead.files.safetensors import TensorHeader, open_safetensors, pack_header
-from lmhead.progress import Progress, silent
+from lmhead.progress import Advance, Progress, silent
 from lmhead.trim.bpe import split_rule
 from lmhead.trim.folder import ModelFolder, remap_ids
 from lmhead.trim.idmap import TrimMap
@@ -64,7 +65,6 @@ def vocabulary_tensors(model: ModelFolder) -> dict[str, TensorHeader]:
 def write_trimmed(
     model: ModelFolder,
     ids: TrimMap,
-    tokenizer: TokenizerJson,
     target: Path,
     progress: Progress = silent,
     *,
@@ -81,18 +81,23 @@ def write_trimmed(
         copy = target / path.relative_to(model.folder)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, copy)
-    _write_tokenizer(model, ids, tokenizer, target)
     cut = vocabulary_tensors(model)
-    files = weight_files(model.folder)
     touched = {header.file for header in cut.values()}
     total = sum(file.stat().st_size for file in touched)
-    with progress("writing the weights", total=total) as advance:
-        for file in files:
+
+    def write(advance: Advance) -> None:
+        for file in weight_files(model.folder):
             if file in touched:
                 for nbytes in _write_shard(file, target / file.name, ids, set(cut)):
                     advance(nbytes)
             else:
                 link_or_copy(file, target / file.name, link=link)
+
+    # One waits for the disk, the other for the processor.
+    with progress("writing the weights", total=total) as advance, ThreadPoolExecutor(1) as pool:
+        written = pool.submit(write, advance)
+        _write_tokenizer(model, ids, model.tokenizer.cut(ids), target)
+        written.result()
     _write_index(model, ids, cut, target)
 
 
@@ -245,6 +250,11 @@ def _write_tokenizer(
         write_json(target / added.name, kept)
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object."""
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def write_json(path: Path, value: Mapping[str, Any], long: Collection[str] = ()) -> None:
+    """Write a JSON object; the keys `long`, which come last, on a line each: that is quicker."""
+    first = {key: part for key, part in value.items() if key not in long}
+    text = json.dumps(first, indent=2, ensure_ascii=False)
+    lines = [f'  "{key}": {json.dumps(value[key], ensure_ascii=False)}' for key in long]
+    if lines:
+        text = ",\n".join([text.removesuffix("\n}"), *lines]) + "\n}"
+    path.write_text(text + "\n", encoding="utf-8")

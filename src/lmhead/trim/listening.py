@@ -69,13 +69,20 @@ def hear(listeners: Sequence[Listener], owner: Tensor, h: Tensor) -> Tensor:
         z: Tensor = logits(model.head, part).float()[:, :V]  # [n, V]
         best, choice = z.max(-1)
         for at, listener in enumerate(listeners):
-            mine = owners == at
-            if mine.all():
-                listener.take(z, best, choice)
-            elif mine.any():
+            mine = rows_of(owners, at)
+            if len(choice[mine]):
                 listener.take(z[mine] if listener.whole else z, best[mine], choice[mine])
         choices.append(choice)
     return torch.cat(choices)
+
+
+def rows_of(owners: Tensor, owner: int) -> slice | Tensor:
+    """Return which rows are an owner's: a slice where they lie together, which copies nothing."""
+    rows = (owners == owner).nonzero()[:, 0]
+    if not len(rows):
+        return slice(0, 0)
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first + 1 == len(rows) else rows
 
 
 def logits(head: Any, h: Tensor) -> Tensor:

@@ -104,11 +104,11 @@ def id_map(
 def _wrong_in(report: Mapping[str, Any], ids: TrimMap) -> str | None:
     """Say what a report tells wrongly of the ids, None if nothing."""
     try:
-        told = TrimMap.from_dict(report.get("id_map") or {})
+        recorded = TrimMap.from_dict(report.get("id_map") or {})
     except BadInput as error:
         return f"lmhead_trim.json: {error}"
-    if told != ids:
-        differing = sorted(set(told.kept) ^ set(ids.kept))
+    if recorded != ids:
+        differing = sorted(set(recorded.kept) ^ set(ids.kept))
         where = f"at the id {differing[0]}" if differing else "in the number of rows"
         return f"the id map of lmhead_trim.json is not that of the tokenizer: they differ {where}"
     counts = {"rows": ids.rows, "kept_rows": ids.kept_rows, "kept_tokens": len(ids)}

@@ -14,6 +14,7 @@ from lmhead.trim.inputs import Proof
 from lmhead.trim.keepset import Keep
 
 Form = Literal["model", "gguf", "head"]
+LISTS = ("proof_inputs", "id_map")  # what a whole report has at its end: thousands of ids
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,8 @@ def key_of(folder: Path, settings: Mapping[str, Any], lists: Sequence[Sequence[A
     for file in sorted(weight_files(folder)):
         known = stamp["files"].get(file.name) or {}
         digest.update(str(known.get("sha256") or sha256_of(file)).encode())
-    told = {**settings, "torch": torch.__version__}
-    digest.update(json.dumps(told, sort_keys=True).encode())
+    settled = {**settings, "torch": torch.__version__}
+    digest.update(json.dumps(settled, sort_keys=True).encode())
     for part in lists:
         digest.update(json.dumps(part).encode())
     return digest.hexdigest()[:32]

@@ -11,7 +11,7 @@ from lmhead.trim.checkpoint import published, write_json, write_trimmed
 from lmhead.trim.inputs import REPORT, Proof
 from lmhead.trim.keepfile import KeepFile
 from lmhead.trim.plan import Work
-from lmhead.trim.report import Form, Saving, TrimReport, TrimRequest
+from lmhead.trim.report import LISTS, Form, Saving, TrimReport, TrimRequest
 from lmhead.trim.verify import Tensors, verify_keepset, verify_trim
 
 
@@ -61,24 +61,23 @@ def trim_model(
             write_trimmed(
                 work.folder,
                 report.ids,
-                work.folder.tokenizer.cut(report.ids),
                 staging,
                 progress,
                 link=request.link,
             )
             done = replace(report, proof=_prove(work, report, staging, progress), out=out)
-            write_json(staging / REPORT, done.to_dict(whole=True))
+            write_json(staging / REPORT, done.to_dict(whole=True), LISTS)
             write_card(staging, done)
         return done
     # A file cannot hold a second one; what was done goes beside it.
     with (
-        written_whole(_beside(out), force=force) as told,
+        written_whole(_beside(out), force=force) as report_file,
         written_whole(_card_beside(out), force=force) as shown,
         written_whole(out, force=force) as staging,
     ):
         write = _write_gguf if form == "gguf" else _write_keepset
         done = write(work, replace(report, out=out), staging, progress)
-        write_json(told, done.to_dict(whole=True))
+        write_json(report_file, done.to_dict(whole=True), LISTS)
         shown.write_text(card(done), "utf-8")
     return done
 

@@ -159,8 +159,8 @@ def open_keepset(path: Path) -> KeepFile:
     keepset, report = KeepFile.load(path), read_report(path)
     if report is None:
         return keepset
-    told = TrimMap.from_dict(report.get("id_map") or {})
-    if (told.rows, told.kept[: told.kept_rows]) != (keepset.ids.rows, keepset.ids.kept):
+    recorded = TrimMap.from_dict(report.get("id_map") or {})
+    if (recorded.rows, recorded.kept[: recorded.kept_rows]) != (keepset.ids.rows, keepset.ids.kept):
         raise LMHeadError(
             f"{path} and the report beside it do not name the same ids; one of them was changed"
         )

@@ -164,7 +164,7 @@ def test_lens_ends_in_the_models_logits(opened: Any, model: Any) -> None:
     page = opened("tab=lens")
     page.wait_for_selector(".lens")
     assert page.locator(".badge").first.inner_text() == (
-        "✓ The last row equals the model’s logits, bit by bit"
+        "✓ The last block equals the model’s logits, bit by bit"
     )
     assert page.locator(".lens tbody tr").count() == 31
     last = page.locator(".lens tbody tr >> nth=0").locator(".cell").last

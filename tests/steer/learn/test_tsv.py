@@ -129,7 +129,7 @@ def test_a_start_that_misleads_is_not_begun_from(tiny: Tiny) -> None:
     model = tiny("llama")
     labelled = texts(model, 1, 12, 0)
     still = Settings(epochs=1, learning_rate=1e-12)  # it hardly leaves where it began
-    to_the_letter = fit(model.head, labelled, settings=replace(still, letter=True)).prototypes
+    to_the_letter = fit(model.head, labelled, settings=replace(still, as_published=True)).prototypes
     means = fit(model.head, labelled, settings=still).prototypes
     assert not torch.allclose(means, to_the_letter, atol=0.1)
     turned_round = Texts(labelled.runs, 1 - labelled.y)
@@ -223,7 +223,7 @@ def test_kl_at_the_true_output_lowers_the_harm(tiny: Tiny) -> None:
 
 def test_to_the_letter_loses_soft_labels_and_starts_at_random(tiny: Tiny) -> None:
     model = tiny("llama")
-    letter = train(model, settings=Settings(epochs=2, confident=4, letter=True))
+    letter = train(model, settings=Settings(epochs=2, confident=4, as_published=True))
     ours = train(model, settings=Settings(epochs=2, confident=4))
     assert not torch.equal(letter.direction, ours.direction)
 

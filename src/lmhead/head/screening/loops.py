@@ -6,6 +6,7 @@ that started them; a forked child has none, and OpenMP ends it when it asks.
 """
 
 import os
+import sys
 import warnings
 from functools import cache
 from importlib import import_module
@@ -95,6 +96,8 @@ def survive_forks(head: object) -> None:
 def _in_child() -> None:
     if Forked.started:
         Forked.child = True
+        # torch's own threads did not come along either, and a child that waits for them never ends
+        sys.modules["torch"].set_num_threads(1)
         for head in _heads:
             head._go_portable()  # type: ignore[attr-defined]
 

@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from lmhead.generation import Event, Generation
 from lmhead.sampling import Logprobs
-from lmhead.serve.api.asking import Wanted
 from lmhead.serve.api.errors import Refused, body_of
+from lmhead.serve.api.requests import Wanted
 from lmhead.serve.api.server import Server
 from lmhead.serve.worker import QueueFull, Stream
 
@@ -72,9 +72,9 @@ def begin(server: Server, wanted: Sequence[Wanted], http: HttpRequest) -> list[C
         server.metrics.refused.inc()
         raise
     server.metrics.prompt_tokens.inc(tokens)
-    http.state.told = {"prompt_tokens": tokens, "choices": len(wanted)}
+    http.state.logged = {"prompt_tokens": tokens, "choices": len(wanted)}
     if server.settings.log_prompts:
-        http.state.told["prompts"] = list({one.prompt.text for one in wanted})
+        http.state.logged["prompts"] = list({one.prompt.text for one in wanted})
     return [Choice(one, stream) for one, stream in zip(wanted, streams, strict=True)]
 
 
@@ -107,13 +107,13 @@ async def events(server: Server, choices: Sequence[Choice]) -> AsyncIterator[tup
     try:
         left = len(tasks)
         while left:
-            told = await queue.get()
-            if told is None:
+            event = await queue.get()
+            if event is None:
                 left -= 1
-            elif isinstance(told, BaseException):
-                raise told
+            elif isinstance(event, BaseException):
+                raise event
             else:
-                yield told
+                yield event
     finally:
         for choice in choices:
             choice.stream.cancel()
@@ -161,7 +161,7 @@ async def disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
 
 
 def _note(http: HttpRequest, choices: Sequence[Choice]) -> None:
-    http.state.told["completion_tokens"] = usage(choices)["completion_tokens"]
+    http.state.logged["completion_tokens"] = usage(choices)["completion_tokens"]
 
 
 class EventStream(Response):

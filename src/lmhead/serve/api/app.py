@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from lmhead import __version__
@@ -17,7 +18,8 @@ from lmhead.loading import Model
 from lmhead.sampling import Sampler, SamplingParams
 from lmhead.serve.api import chat, completions, extras, page, steering, tokens
 from lmhead.serve.api.errors import ErrorReply, Json, install_errors
-from lmhead.serve.api.logs import Told
+from lmhead.serve.api.invalid import invalid
+from lmhead.serve.api.logs import Logged
 from lmhead.serve.api.security import Gate
 from lmhead.serve.api.server import Server
 from lmhead.serve.api.settings import Settings
@@ -48,7 +50,7 @@ def create_app(
     settings: Settings | None = None,
     batch_size: int = 8,
     queue: int = 64,
-) -> Told:
+) -> Logged:
     """Return the server of a model as an ASGI app; its worker runs from start to shutdown.
 
     `head` is an engine to use instead of the model's own head. `app.state.server` of the inner
@@ -62,9 +64,9 @@ def create_app(
     server = Server(name or model.name, model, worker, replace(settings, max_prompts=most), vectors)
     app = _app(server)
     paths = frozenset(path for path in app.openapi()["paths"] if "{" not in path)
-    told = Told(Gate(app, server.settings), server.metrics, paths)
-    told.state = app.state
-    return told
+    logged = Logged(Gate(app, server.settings), server.metrics, paths)
+    logged.state = app.state
+    return logged
 
 
 def warm_up(model: Model, head: Head | None = None) -> None:
@@ -96,6 +98,7 @@ def _app(server: Server) -> FastAPI:
     )
     app.state.server = server
     install_errors(app)
+    app.add_exception_handler(RequestValidationError, invalid)
     for part in (completions, chat, tokens, extras, steering):
         app.include_router(part.router)
     _add_own(app, server)

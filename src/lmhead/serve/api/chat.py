@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request
 
 from lmhead.sampling import Logprobs
 from lmhead.serve.api.answering import Choice, begin, events, finished, streamed, usage
-from lmhead.serve.api.asking import Read, about, check_length, wanted
 from lmhead.serve.api.errors import Json, Refused
+from lmhead.serve.api.requests import Read, about, check_length, wanted
 from lmhead.serve.api.schemas import ChatBody, ChatReply, Message
 from lmhead.serve.api.server import Server, new_id
 
@@ -55,8 +55,8 @@ async def chat(body: ChatBody, http: Request) -> Any:
         chunks = _chunks(server, choices, head, include)
         return await streamed(server, http, choices, chunks)
     await finished(server, http, choices)
-    told = [_whole(server, choice, bool(body.logprobs)) for choice in choices]
-    return Json({**head, "choices": told, "usage": usage(choices)})
+    replies = [_whole(server, choice, bool(body.logprobs)) for choice in choices]
+    return Json({**head, "choices": replies, "usage": usage(choices)})
 
 
 def _refuse(server: Server, body: ChatBody) -> None:
@@ -147,15 +147,15 @@ async def _chunks(
     async for choice, event in events(server, choices):
         first = choice.index not in begun
         begun.add(choice.index)
-        told = None if event.logprobs is None else _logprobs(server, [event.logprobs])
+        logprobs = None if event.logprobs is None else _logprobs(server, [event.logprobs])
         reason = None if event.result is None else event.result.finish_reason
-        if not (event.text or told or reason or first):
+        if not (event.text or logprobs or reason or first):
             continue
         delta: dict[str, Any] = {"role": "assistant"} if first else {}
         if event.text or first:
             delta["content"] = event.text
         one: dict[str, Any] = {
-            "index": choice.index, "delta": delta, "logprobs": told, "finish_reason": reason,
+            "index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": reason,
         }  # fmt: skip
         if reason is not None and (steering := choice.report()) is not None:
             one["steering"] = steering

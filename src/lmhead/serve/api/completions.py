@@ -10,9 +10,9 @@ from fastapi import APIRouter, Request
 from lmhead.generation import Event
 from lmhead.sampling import Logprobs
 from lmhead.serve.api.answering import Choice, begin, events, finished, streamed, usage
-from lmhead.serve.api.asking import read_prompts, wanted
 from lmhead.serve.api.errors import Json, Refused
 from lmhead.serve.api.pieces import Pieces
+from lmhead.serve.api.requests import read_prompts, wanted
 from lmhead.serve.api.schemas import CompletionBody, CompletionReply
 from lmhead.serve.api.server import Server, new_id
 
@@ -61,8 +61,8 @@ async def completions(body: CompletionBody, http: Request) -> Any:
         chunks = _chunks(server, choices, shape, head, include)
         return await streamed(server, http, choices, chunks)
     await finished(server, http, choices)
-    told = [shape.whole(choice) for choice in choices]
-    return Json({**head, "choices": told, "usage": usage(choices, drawn=asked > 0)})
+    replies = [shape.whole(choice) for choice in choices]
+    return Json({**head, "choices": replies, "usage": usage(choices, drawn=asked > 0)})
 
 
 def _refuse(server: Server, body: CompletionBody) -> None:
@@ -96,36 +96,38 @@ class _Shape:
         text = choice.text if self.drawn else ""
         text = choice.wanted.prompt.text + text if self.echo else text
         reason = result.finish_reason if self.drawn else "length"
-        told = None
+        logprobs = None
         if self.logprobs is not None:
             ids, rows = self._prompt(choice) if self.echo else ([], [])
             if self.drawn:
                 ids, rows = [*ids, *result.ids], [*rows, *choice.logprobs]
-            told = self._logprobs(choice.index, ids, rows)
-        return self._choice(choice, text, told, reason)
+            logprobs = self._logprobs(choice.index, ids, rows)
+        return self._choice(choice, text, logprobs, reason)
 
     def piece(self, choice: Choice, event: Event, first: bool) -> dict[str, Any]:
         """Return what an event adds to a choice."""
         text = event.text if self.drawn else ""
         if first and self.echo:
             text = choice.wanted.prompt.text + text
-        told = None
+        logprobs = None
         if self.logprobs is not None:
             ids, rows = self._prompt(choice) if first and self.echo else ([], [])
             if self.drawn and event.logprobs is not None:
                 ids, rows = [*ids, event.logprobs.id], [*rows, event.logprobs]
-            told = self._logprobs(choice.index, ids, rows)
+            logprobs = self._logprobs(choice.index, ids, rows)
         reason = None if event.result is None else event.result.finish_reason
-        return self._choice(choice, text, told, reason if self.drawn or not reason else "length")
+        return self._choice(
+            choice, text, logprobs, reason if self.drawn or not reason else "length"
+        )
 
     def _choice(
-        self, choice: Choice, text: str, told: dict[str, Any] | None, reason: str | None
+        self, choice: Choice, text: str, logprobs: dict[str, Any] | None, reason: str | None
     ) -> dict[str, Any]:
         steering = choice.report() if reason is not None else None
         return {
             "index": choice.index,
             "text": text,
-            "logprobs": told,
+            "logprobs": logprobs,
             "finish_reason": reason,
             **({} if steering is None else {"steering": steering}),
         }
@@ -178,8 +180,8 @@ async def _chunks(
     async for choice, event in events(server, choices):
         first = choice.index not in begun
         begun.add(choice.index)
-        told = shape.piece(choice, event, first)
-        if told["text"] or told["logprobs"] or told["finish_reason"] or first:
-            yield {**head, "choices": [told], **more}
+        piece = shape.piece(choice, event, first)
+        if piece["text"] or piece["logprobs"] or piece["finish_reason"] or first:
+            yield {**head, "choices": [piece], **more}
     if include_usage:
         yield {**head, "choices": [], "usage": usage(choices, drawn=shape.drawn)}

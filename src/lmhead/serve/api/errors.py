@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -71,7 +70,7 @@ def body_of(error: BaseException) -> tuple[int, dict[str, Any]]:
     elif isinstance(error, LMHeadError):
         status, message = 400, str(error)
     if status == 500:
-        log.error("failed", exc_info=error, extra={"told": {"kind": type(error).__name__}})
+        log.error("failed", exc_info=error, extra={"logged": {"kind": type(error).__name__}})
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -91,12 +90,6 @@ def install_errors(app: FastAPI) -> None:
     async def refused(_request: Request, error: Exception) -> Json:
         return reply_of(error)
 
-    async def invalid(request: Request, error: Exception) -> Json:
-        from lmhead.serve.api.invalid import refusal_of  # its refusals are ours
-
-        assert isinstance(error, RequestValidationError)
-        return reply_of(refusal_of(error, request.headers.get("content-type", "")))
-
     async def http(_request: Request, error: Exception) -> Json:
         assert isinstance(error, HTTPException)
         reply = reply_of(Refused(error.status_code, _said(error)))
@@ -106,15 +99,14 @@ def install_errors(app: FastAPI) -> None:
 
     app.add_exception_handler(Refused, refused)
     app.add_exception_handler(LMHeadError, refused)
-    app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, refused)
 
 
 def _said(error: HTTPException) -> str:
-    told = {
+    messages = {
         404: "there is no such address; see /docs",
         405: "this address does not take that method; see /docs",
         400: "the body cannot be read; expected one JSON object",
     }
-    return told.get(error.status_code, str(error.detail))
+    return messages.get(error.status_code, str(error.detail))

@@ -13,8 +13,8 @@ from lmhead.generation.score import scores, split
 from lmhead.inspect.lens import lens
 from lmhead.sampling import check_sampling
 from lmhead.serve.api.answering import while_there
-from lmhead.serve.api.asking import check_length, params_of, read_prompt
 from lmhead.serve.api.errors import Json, Refused
+from lmhead.serve.api.requests import check_length, params_of, read_prompt
 from lmhead.serve.api.schemas import (
     CONTROLS,
     ChoicesBody,
@@ -77,9 +77,9 @@ async def choices(body: ChoicesBody, http: Request) -> Json:
             yield
         return found
 
-    told = await while_there(server, http, server.worker.call(rows if single else whole))
-    best = max(range(len(told)), key=told.__getitem__)
-    shares = [math.exp(value - told[best]) for value in told]
+    sums = await while_there(server, http, server.worker.call(rows if single else whole))
+    best = max(range(len(sums)), key=sums.__getitem__)
+    shares = [math.exp(value - sums[best]) for value in sums]
     server.metrics.prompt_tokens.inc(used)
     return Json(
         {
@@ -95,7 +95,7 @@ async def choices(body: ChoicesBody, http: Request) -> Json:
                     "probability": share / sum(shares),
                 }
                 for i, (c, (_, ids), score, share) in enumerate(
-                    zip(body.choices, pairs, told, shares, strict=True)
+                    zip(body.choices, pairs, sums, shares, strict=True)
                 )
             ],
             "usage": {"prompt_tokens": used, "completion_tokens": 0, "total_tokens": used},
@@ -125,9 +125,9 @@ async def next_(body: NextBody, http: Request) -> Json:
             raise BadInput(" ".join(str(error).split())[:200]) from error
         return found.to_dict()
 
-    told = await while_there(server, http, server.worker.call(work))
+    answer = await while_there(server, http, server.worker.call(work))
     server.metrics.prompt_tokens.inc(len(read.ids))
-    return Json(_finite({**told, "model": server.name, "prompt": read.text}))
+    return Json(_finite({**answer, "model": server.name, "prompt": read.text}))
 
 
 @router.post("/v1/lens", response_model=None, responses={200: {"model": LensReply}})
@@ -143,9 +143,9 @@ async def lens_(body: LensBody, http: Request) -> Json:
         )
         return found.to_dict()
 
-    told = await while_there(server, http, server.worker.call(work))
+    answer = await while_there(server, http, server.worker.call(work))
     server.metrics.prompt_tokens.inc(len(read.ids))
-    return Json(_finite({**told, "model": server.name, "prompt": read.text}))
+    return Json(_finite({**answer, "model": server.name, "prompt": read.text}))
 
 
 def _few(pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[list[int], list[int]]]:

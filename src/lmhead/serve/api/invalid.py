@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 
-from lmhead.serve.api.errors import Refused
+from lmhead.serve.api.errors import Json, Refused, reply_of
 
 # by the kind of pydantic's error: what was expected
 _EXPECTED = {
@@ -43,6 +44,12 @@ _COUNTED = {"too_short": "entries", "too_long": "entries",
             "string_too_short": "characters", "string_too_long": "characters"}  # fmt: skip
 
 
+async def invalid(request: Request, error: Exception) -> Json:
+    """Answer a request whose body does not hold what it must."""
+    assert isinstance(error, RequestValidationError)
+    return reply_of(refusal_of(error, request.headers.get("content-type", "")))
+
+
 def refusal_of(error: RequestValidationError, kind: str) -> Refused:
     """Say what is wrong with a body; `kind` is its content type."""
     first = error.errors()[0]
@@ -56,10 +63,10 @@ def refusal_of(error: RequestValidationError, kind: str) -> Refused:
     field = where[0]
     if several is not None and first["type"] != "missing":
         where = where[: several + 1]
-        told = f"{_place(where)} is wrong; expected {_SEVERAL[where[-1]]}"
+        message = f"{_place(where)} is wrong; expected {_SEVERAL[where[-1]]}"
     else:
-        told = f"{_place(where)} {_said(first)}"
-    return Refused(400, told, param=_ascii(field)[:60])
+        message = f"{_place(where)} {_said(first)}"
+    return Refused(400, message, param=_ascii(field)[:60])
 
 
 def _no_object(got: Any, kind: str) -> str:

@@ -24,14 +24,14 @@ class Lines(logging.Formatter):
             "time": f"{at}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "event": record.getMessage(),
-            **getattr(record, "told", {}),
+            **getattr(record, "logged", {}),
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line)
 
 
-class Told:
+class Logged:
     """Counts and logs every request that is answered; gives each an id."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, paths: frozenset[str]) -> None:
@@ -44,7 +44,7 @@ class Told:
             await self.app(scope, receive, send)
             return
         began, status, id = time.perf_counter(), 0, uuid.uuid4().hex
-        scope.setdefault("state", {})["told"] = {}
+        scope.setdefault("state", {})["logged"] = {}
 
         async def noted(message: MutableMapping[str, Any]) -> None:
             nonlocal status
@@ -60,15 +60,15 @@ class Told:
             path = scope["path"]
             known = path if path in self.paths else _family(path)
             self.metrics.requests.labels(known, str(status)).inc()
-            told = {
+            logged = {
                 "id": id,
                 "method": scope["method"],
                 "path": known,
                 "status": status,
                 "ms": round(1000 * (time.perf_counter() - began), 1),
-                **scope["state"]["told"],
+                **scope["state"]["logged"],
             }
-            log.info("request", extra={"told": told})
+            log.info("request", extra={"logged": logged})
 
 
 def _family(path: str) -> str:

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from lmhead.errors import BadInput
 from lmhead.serve.api.errors import RETRY_AFTER, Refused, body_of
-from lmhead.serve.api.logs import Lines, Told
+from lmhead.serve.api.logs import Lines, Logged
 from lmhead.serve.api.settings import Settings
 
 log = logging.getLogger("lmhead.serve")
@@ -29,7 +29,7 @@ class Runner(uvicorn.Server):
     What does not finish within `settings.drain` seconds is told so, as any other error is.
     """
 
-    def __init__(self, app: Told, settings: Settings, **options: Any) -> None:
+    def __init__(self, app: Logged, settings: Settings, **options: Any) -> None:
         class Connection(_Connection):
             most = 2 * settings.max_connections  # beside open requests, those that are kept alive
 
@@ -51,8 +51,12 @@ class Runner(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let the worker finish while replies are still sent, then close."""
-        told = {"running": self.worker.running, "waiting": self.worker.waiting, "drain": self.drain}
-        log.info("shutting down; once more to end at once", extra={"told": told})
+        logged = {
+            "running": self.worker.running,
+            "waiting": self.worker.waiting,
+            "drain": self.drain,
+        }
+        log.info("shutting down; once more to end at once", extra={"logged": logged})
         closing = asyncio.ensure_future(self.worker.close(self.drain))
         await super().shutdown(sockets)
         closing.cancel()

@@ -4,8 +4,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from lmhead.serve.api.asking import encode
 from lmhead.serve.api.errors import Json, Refused
+from lmhead.serve.api.requests import encode
 from lmhead.serve.api.schemas import (
     DetokenizeBody,
     ModelCard,

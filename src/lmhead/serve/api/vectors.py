@@ -169,7 +169,7 @@ class Vectors:
             if key in self._ready:
                 self._ready.move_to_end(key)
                 return self._ready[key]
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             made = steering_for(self.model, chosen, kl_cap, budget)
         # Without a limit to keep at each token, a guard still tells the KL and the flips.
@@ -181,7 +181,7 @@ class Vectors:
             tuple(one.model_dump(include={"name", "alpha", "budget", "kl_cap"}) for one in asked),
             budget,
             kl_cap,
-            tuple(str(one.message) for one in told),
+            tuple(str(one.message) for one in caught),
         )
         with self._lock:
             self._ready[key] = steered

@@ -1,10 +1,4 @@
-"""The page's server: on this machine only, for pages that it served itself.
-
-Whoever runs a page elsewhere can make a browser send requests to this machine. So the Host must
-name this machine (a foreign name that was made to point here does not), and an Origin must be our
-own. Every reply carries the id of this run of the server: a page that sees another one knows that
-the server was restarted.
-"""
+"""The page's server: its questions, and who answers them. Who may ask: `door.py`."""
 
 import secrets
 from collections.abc import AsyncIterator, Sequence
@@ -17,35 +11,24 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.concurrency import run_in_threadpool
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lmhead.errors import BadInput, LMHeadError
 from lmhead.generation.engine import Engine
 from lmhead.loading import Model
 from lmhead.serve.page.asked import Asked, Coverage, Export, Generate, Lens, Read, Steer, Why
+from lmhead.serve.page.door import Door, error_reply
 from lmhead.serve.page.explorer import Explorer
 from lmhead.serve.page.export import STATIC, exported
 from lmhead.serve.page.generating import generated, request_of
 from lmhead.serve.page.jobs import log, ndjson, streamed, unexpected
+from lmhead.serve.page.opening import page
 from lmhead.serve.page.sizes import coverage, size
 from lmhead.serve.page.steering import LARGEST, Vectors
 from lmhead.serve.worker import Worker
 
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        "object-src 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
 
-
-def make_app(model: Model, vectors: Sequence[Path] = ()) -> FastAPI:
-    """Return the application that answers for one model."""
+def make_app(model: Model, vectors: Sequence[Path] = (), server: str | None = None) -> FastAPI:
+    """Return the application that answers for one model; `server` is the id of this run."""
     explorer, known = Explorer(model), Vectors(model, vectors)
     worker: list[Worker] = []
 
@@ -58,16 +41,16 @@ def make_app(model: Model, vectors: Sequence[Path] = ()) -> FastAPI:
     app = FastAPI(
         title="lmhead explore", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None
     )
-    app.add_middleware(Door, server=secrets.token_hex(8))
+    app.add_middleware(Door, server=server or secrets.token_hex(8))
     _explain(app)
 
     @app.get("/", response_class=HTMLResponse)
-    def page() -> HTMLResponse:
-        return HTMLResponse((STATIC / "index.html").read_text(encoding="utf-8"))
+    def page_() -> HTMLResponse:
+        return page()
 
     @app.get("/api/alive")
-    async def alive() -> dict[str, bool]:
-        return {"alive": True}
+    async def alive() -> dict[str, bool | None]:
+        return {"alive": True, "loading": None}
 
     @app.get("/api/model")
     def about() -> dict[str, Any]:
@@ -154,71 +137,20 @@ def _steering(known: Vectors, asked: Any) -> Any:
     return known.steering(asked.vector, asked.alpha, asked.kl_cap)
 
 
-class Door:
-    """Turns away who does not belong here, and puts the headers on every reply.
-
-    It passes streams on as they come, and lets the application see that a browser has gone.
-    """
-
-    def __init__(self, app: ASGIApp, server: str) -> None:
-        self.app = app
-        self.headers = [
-            (name.lower().encode(), value.encode())
-            for name, value in {**HEADERS, "X-Lmhead-Server": server}.items()
-        ]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *self.headers]
-                if not any(name == b"cache-control" for name, _ in message["headers"]):
-                    message["headers"].append((b"cache-control", b"no-cache"))
-            await send(message)
-
-        if why := refused(Request(scope)):
-            await _error(403, why)(scope, receive, marked)
-        else:
-            await self.app(scope, receive, marked)
-
-
-def refused(request: Request) -> str | None:
-    """Say why a request is none of our own page's; None where it is."""
-    host = request.headers.get("host", "")
-    origin = request.headers.get("origin")
-    site = request.headers.get("sec-fetch-site", "same-origin")
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    if name not in LOOPBACK:
-        return f"the host is {host!r}; open the page as http://localhost"
-    if origin is not None and origin != f"http://{host}":
-        return f"the origin is {origin!r}; this server answers its own page"
-    if site not in ("same-origin", "none") and request.url.path != "/":
-        return "the request comes from another site; this server answers its own page"
-    return None
-
-
 def _explain(app: FastAPI) -> None:
     """Say what went wrong as one line."""
 
     @app.exception_handler(LMHeadError)
     async def wrong(request: Request, error: LMHeadError) -> Response:
-        return _error(400, str(error))
+        return error_reply(400, str(error))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:])
-        return _error(422, f"{where or 'the request'}: {first['msg']}")
+        return error_reply(422, f"{where or 'the request'}: {first['msg']}")
 
     @app.exception_handler(Exception)
     async def broken(request: Request, error: Exception) -> Response:
         log.error("%s failed", request.url.path, exc_info=error)
-        return _error(500, unexpected())
-
-
-def _error(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": message}, status_code=status)
+        return error_reply(500, unexpected())

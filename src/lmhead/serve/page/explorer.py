@@ -25,6 +25,7 @@ from lmhead.sampling.params import FILTERS, RANGES
 
 ALTERNATIVES = 6  # tokens told beside the one that came
 COLOURED = 512  # positions, from the end, whose log-probability is told
+POSITIONS = 64  # of the lens, from the end
 _LOGITS_AT_ONCE = 1 << 23
 _REMEMBERED = 8  # prompts whose logits are kept
 _CARRIES = "�"
@@ -198,10 +199,10 @@ class Explorer:
         raise BadInput("no text gives these tokens alone; go on from a later position")
 
     def lens(self, ids: Sequence[int], token: int | None, progress: Progress) -> dict[str, Any]:
-        """Tell what the head would say after every block, position by position."""
+        """Tell what the head would say after every block, at the last `POSITIONS` positions."""
         from lmhead.inspect.lens import lens
 
-        found = lens(list(ids), self.model, token=token, top=5, progress=progress)
+        found = lens(list(ids), self.model, token=token, top=5, last=POSITIONS, progress=progress)
         return found.to_dict()
 
     def why(

@@ -21,7 +21,7 @@ from lmhead.errors import LMHeadError
 from lmhead.progress import Advance, Progress
 
 _LISTENING = 0.25  # seconds between two looks whether anybody does
-_TOLD = 0.05  # seconds at least between two lines of progress
+_SENT = 0.05  # seconds at least between two lines of progress
 
 log = logging.getLogger("lmhead.page")
 
@@ -52,14 +52,14 @@ class Job:
 
     @contextmanager
     def _progress(self, title: str, total: int | None = None) -> Iterator[Advance]:
-        done, told = 0, 0.0
+        done, sent = 0, 0.0
 
         def advance(n: int) -> None:
-            nonlocal done, told
+            nonlocal done, sent
             self._check()
             done += n
-            if time.monotonic() - told > _TOLD or done == total:
-                told = time.monotonic()
+            if time.monotonic() - sent > _SENT or done == total:
+                sent = time.monotonic()
                 self._tell({"progress": {"title": title, "done": done, "total": total}})
 
         advance(0)

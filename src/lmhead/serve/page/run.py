@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,12 @@ _HOST = "127.0.0.1"
 
 def check_extra() -> None:
     """Refuse to begin where the extra `serve` is not installed."""
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(
-            f"the page needs fastapi and uvicorn, and one is missing ({error.name}); install "
-            f"them with: {how_to_install('serve')}"
-        ) from error
+    for name in ("fastapi", "uvicorn"):
+        if find_spec(name) is None:
+            raise MissingExtra(
+                f"the page needs fastapi and uvicorn, and one is missing ({name}); install them "
+                f"with: {how_to_install('serve')}"
+            )
 
 
 def listening(port: int) -> socket.socket:
@@ -46,19 +45,38 @@ def listening(port: int) -> socket.socket:
     return taken
 
 
-def serve(app: "FastAPI", taken: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
-    """Answer until Ctrl-C; `ready` is called when the first request can be answered."""
+def serve(
+    make: "Callable[[str, Progress], FastAPI]",
+    taken: socket.socket,
+    *,
+    progress: Progress = silent,
+    opened: Callable[[], None] = lambda: None,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Answer until Ctrl-C, from the first second on; `make` loads the model in a thread meanwhile.
+
+    `opened` is called when the page can be opened, `ready` when every question can be answered.
+    """
     import uvicorn
+
+    from lmhead.serve.page.opening import Opening
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
             await super().startup(sockets)
-            ready()
+            opened()
 
+    def end() -> None:
+        server.should_exit = True
+
+    opening = Opening(make, progress, ready, end)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=1, lifespan="on"
+        opening, log_level="warning", access_log=False, timeout_graceful_shutdown=1, lifespan="on"
     )
-    Server(config).run(sockets=[taken])
+    server = Server(config)
+    server.run(sockets=[taken])
+    if opening.error is not None:
+        raise opening.error
 
 
 def export(

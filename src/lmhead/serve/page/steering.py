@@ -145,7 +145,7 @@ class Vectors:
             "strength": 1.0,
         }
         V = self.model.reachable
-        with torch.inference_mode(), told() as notes:
+        with torch.inference_mode(), noted() as notes:
             plain = self.model.head(h)[:V].float()
             if alpha == 0:
                 z = plain
@@ -170,7 +170,7 @@ class Vectors:
         vectors = self.find(chosen)
         if alpha == 0:
             return None
-        with told():
+        with noted():
             return steering_for(self.model, vectors, kl_cap, alpha=alpha).alone()
 
 
@@ -189,7 +189,7 @@ def _certificate(model: Model, vector: SteeringVector, alpha: float) -> dict[str
 
 
 @contextmanager
-def told() -> Iterator[list[str]]:
+def noted() -> Iterator[list[str]]:
     """Collect what the steering code warns of."""
     notes: list[str] = []
     with warnings.catch_warnings(record=True) as caught:

@@ -184,17 +184,17 @@ def warn_of_other_heads(model: Model, vectors: Sequence[SteeringVector]) -> None
     for v in vectors:
         if v.card.head_sha256 in (None, model.head.sha256):
             continue
-        told = f"the vector was made for the head {str(v.card.head_sha256)[:12]}"
-        told += f" of {v.card.model}" if v.card.model else ""
-        told += f", but {model.name} has {model.head.sha256[:12]}"
+        message = f"the vector was made for the head {str(v.card.head_sha256)[:12]}"
+        message += f" of {v.card.model}" if v.card.model else ""
+        message += f", but {model.name} has {model.head.sha256[:12]}"
         if v.layer == HEAD:
             found = certify(model, v)
             before = (v.card.certificate or {}).get("range")
-            told += f"; certified again: the range of delta is {found.range:.3g}"
-            told += f", not {before:.3g}" if isinstance(before, int | float) else ""
+            message += f"; certified again: the range of delta is {found.range:.3g}"
+            message += f", not {before:.3g}" if isinstance(before, int | float) else ""
         else:
-            told += "; what its card says was measured elsewhere: `lmhead steer check` measures"
-        _warn(told)
+            message += "; what its card says was measured elsewhere: `lmhead steer check` measures"
+        _warn(message)
 
 
 def _on_cards(vectors: Sequence[SteeringVector]) -> float | None:
@@ -204,13 +204,13 @@ def _on_cards(vectors: Sequence[SteeringVector]) -> float | None:
 
 
 def _offer(model: Model, added: Mapping[int | str, Tensor]) -> None:
-    told = "the vector was made to detect, not to generate with, and it has no budget; "
+    message = "the vector was made to detect, not to generate with, and it has no budget; "
     if set(added) == {HEAD}:
         most = alpha_for(model, added[HEAD], OFFERED_BUDGET)
-        told += f"--budget {OFFERED_BUDGET:g} would keep {min(most, 1.0):.3g} of its strength"
+        message += f"--budget {OFFERED_BUDGET:g} would keep {min(most, 1.0):.3g} of its strength"
     else:
-        told += f"--kl-cap {OFFERED_KL_CAP:g} would hold it back at every token"
-    _warn(told)
+        message += f"--kl-cap {OFFERED_KL_CAP:g} would hold it back at every token"
+    _warn(message)
 
 
 def _warn(message: str) -> None:

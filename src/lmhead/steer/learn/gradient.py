@@ -55,9 +55,9 @@ def train_steering(
         pairs = PairRuns.read(model, train, layer, blocks=blocks, progress=progress)
         neutral = Runs.read(model, NEUTRAL, layer, blocks=blocks)
         if method == "gradient":
-            v, told = _gradient(head, pairs, neutral, done, request.seed, progress, report)
+            v, figures = _gradient(head, pairs, neutral, done, request.seed, progress, report)
         else:
-            v, told = _direction(method, pairs), {}
+            v, figures = _direction(method, pairs), {}
         budget = float(done.budget or DEFAULT_BUDGET)
         alpha = alpha_within(head, neutral, v, budget)
         gain = pairs.log_odds(head, alpha * v) - pairs.log_odds(head, None)
@@ -68,7 +68,7 @@ def train_steering(
         "neutral": found,
         "budget_is": "certified" if layer == HEAD else "measured on neutral prompts",
         "constraints": done.to_dict(),
-        **told,
+        **figures,
     }
     card = Card(
         job="steer",
@@ -134,11 +134,11 @@ def _gradient(
                 optimiser.step()
             h, steered = neutral.compare(v.detach(), texts=8)
             found = harm(head, h, steered).summary()
-            told = {"loss": sum(losses) / pairs.count}  # the last batch may be a small one
-            told |= {"max_delta": found["max_delta"], "max_kl": found["max_kl"]}
-            history.append(told)
+            figures = {"loss": sum(losses) / pairs.count}  # the last batch may be a small one
+            figures |= {"max_delta": found["max_delta"], "max_kl": found["max_kl"]}
+            history.append(figures)
             if report is not None:
-                report({"epoch": epoch + 1, **told})
+                report({"epoch": epoch + 1, **figures})
             advance(1)
     return v.detach(), {"history": history}
 

@@ -6,7 +6,7 @@ from lmhead.errors import BadInput
 from lmhead.steer.bound.constraints import Constraints
 from lmhead.steer.learn.data import Data, Pair, Split, split, split_pairs
 from lmhead.steer.learn.select import METHODS
-from lmhead.steer.learn.tsv import FREE, PAPER, Settings
+from lmhead.steer.learn.tsv import PAPER, UNCONSTRAINED, Settings
 from lmhead.steer.vector import JOBS
 
 AUTO = "auto"
@@ -33,7 +33,7 @@ class Request:
     test: float = 0.25
     seed: int = 0
     settings: Settings = PAPER
-    constraints: Constraints = FREE
+    constraints: Constraints = UNCONSTRAINED
 
     def __post_init__(self) -> None:
         if self.job not in JOBS:
@@ -54,7 +54,7 @@ class Request:
                 f"the method is {self.method!r}; expected one of {', '.join(methods)} to {self.job}"
             )
         if self.job == "detect":
-            if self.method != "tsv" and self.constraints != FREE:
+            if self.method != "tsv" and self.constraints != UNCONSTRAINED:
                 raise BadInput(
                     f"constraints are given for the method {self.method}, which reads states and "
                     "adds nothing to them; leave them out, or choose tsv"

@@ -5,10 +5,10 @@ at every token after one block. What enters the head at the last token, r `[N, d
 compared with two prototypes, true first: p = softmax(cosine / 0.1). First cross-entropy on the
 labelled texts; then optimal transport gives the unlabelled ones soft labels, and the surest join.
 
-Where this differs from the published code, and `letter=True` does not: the prototypes start at
-the class means instead of at random, unless those rank the validation rows worse than chance; and
-soft labels stay soft (there they are cast to integers, which leaves nearly all of them without any
-label). Never from there: the epoch is chosen on the validation rows, not on the test rows.
+This differs from the published code, unless `as_published=True`, in two ways: the prototypes start
+at the class means, not at random, unless those rank the validation rows worse than chance; and soft
+labels stay soft (there they are cast to integers, which leaves nearly all of them without a label).
+Either way, the epoch is chosen on the validation rows, never on the test rows.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class Settings:
     epsilon: float = 0.05
     iterations: int = 3
     every: int = 2  # epochs from one look at the validation rows to the next
-    letter: bool = False
+    as_published: bool = False
     last: bool = False  # keep the last epoch, not the best one on the validation rows
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Settings:
 
 
 PAPER = Settings()
-FREE = Constraints()
+UNCONSTRAINED = Constraints()
 
 
 class Texts(NamedTuple):
@@ -151,7 +151,7 @@ def fit(
     *,
     seed: int = 0,
     settings: Settings = PAPER,
-    constraints: Constraints = FREE,
+    constraints: Constraints = UNCONSTRAINED,
     calibration: Runs | None = None,
     checkpoint: Path | None = None,
     progress: Progress = silent,
@@ -172,21 +172,21 @@ def fit(
         while state.epoch < total:
             if unlabelled is not None and state.epoch == settings.epochs:
                 state.joined, state.soft = training.labels_for(state, unlabelled)
-            told = training.epoch(state, unlabelled)
+            figures = training.epoch(state, unlabelled)
             state.epoch += 1
             ends = state.epoch % settings.epochs == 0  # a stage
             # Without validation rows, the last epoch; with them, the first of the best.
             found = float(state.epoch) if validation is None else -1.0
             if validation is not None and (ends or state.epoch % settings.every == 0):
-                found = told["auroc"] = auroc(training.scores(state, validation), validation.y)
+                found = figures["auroc"] = auroc(training.scores(state, validation), validation.y)
             if (settings.last and ends) or found > state.best:
                 state.best, state.best_epoch = found, state.epoch
                 state.best_v, state.best_prototypes = state.v.clone(), state.prototypes.clone()
-            state.history = (*state.history, told)
+            state.history = (*state.history, figures)
             if checkpoint is not None:
                 state.save(checkpoint, key)
             if report is not None:
-                report({"epoch": state.epoch, **told})
+                report({"epoch": state.epoch, **figures})
             advance(1)
     return Fit(
         state.best_v,
@@ -237,7 +237,7 @@ class _Training:
 
     def _first_prototypes(self, validation: Texts | None) -> Tensor:
         """Return the class means; if the validation rows say they mislead, a random pair."""
-        if not self.settings.letter:
+        if not self.settings.as_published:
             r = F.normalize(self.labelled.runs.last(None), dim=-1)
             means = torch.stack([r[self.labelled.y == c].mean(0) for c in (1, 0)])
             if validation is None:
@@ -260,7 +260,7 @@ class _Training:
         q = soft_labels(log_p, self.shares, self.settings.epsilon, self.settings.iterations)
         joined = most_confident(q, self.shares, self.settings.confident)
         # Cast to integers, a soft label that is not exactly 1 is no label at all.
-        return joined, q[joined].long().float() if self.settings.letter else q[joined]
+        return joined, q[joined].long().float() if self.settings.as_published else q[joined]
 
     def epoch(self, state: _State, unlabelled: Texts | None) -> dict[str, float]:
         """Run once over the labelled rows and those that have joined, in an order by seed."""
@@ -274,9 +274,9 @@ class _Training:
         losses = []
         for chosen in torch.split(order, self.settings.batch):
             losses.append(self._batch(state, chosen, parts, targets, generator))
-        told = {"loss": sum(losses) / len(losses)}
+        figures = {"loss": sum(losses) / len(losses)}
         self._hold(state)
-        return told | self._looks(state)
+        return figures | self._looks(state)
 
     def _batch(
         self,

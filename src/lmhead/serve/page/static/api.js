@@ -149,3 +149,9 @@ export async function exportPage(state) {
 export async function ping() {
   if (!offline) await ask("/api/alive", null).catch(() => {});
 }
+
+/** Tell what the server does before it has its model: {title, done, total}; null once it has it. */
+export async function loading() {
+  if (offline) return null;
+  return (await (await ask("/api/alive", null)).json()).loading ?? null;
+}

@@ -1,6 +1,6 @@
 // Bars of tokens: built once, then only their numbers change, so that a slider is followed at once.
 
-import { h, percent, setText, setVar, visible } from "./dom.js";
+import { h, percent, setAttribute, setText, setVar, visible } from "./dom.js";
 
 /** A list of `n` bars. `act(id)` is called on a click. `draw` takes rows of {id, text, p, ...}. */
 export class Bars {
@@ -40,7 +40,7 @@ export class Bars {
       given.numbers.forEach((text, j) => {
         setText(row.numbers[j], text);
       });
-      row.line.title = title(given);
+      setAttribute(row.line, "title", title(given));
     });
   }
 }

@@ -27,6 +27,11 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** Set an attribute; one that is there already costs no style. */
+export function setAttribute(element, name, value) {
+  if (element.getAttribute(name) !== value) element.setAttribute(name, value);
+}
+
 /** Show a token so that spaces and line breaks can be seen. */
 export function visible(text) {
   if (text === "") return "∅";
@@ -146,16 +151,17 @@ export function toggle(label, checked, onchange, attributes = {}) {
   return { element: h("label", { class: "switch" }, input, h("span", {}, label)), input };
 }
 
-/** A line that tells how far slow work is, with a button that cancels it. */
+/** A line that tells how far slow work is, with a button that cancels it where that can be done. */
 export function working(cancel) {
   const bar = h("progress", { max: 1, "aria-label": "Progress" });
   const title = h("span", { class: "muted" }, "working");
   const element = h(
     "div", { class: "working", role: "status" }, bar, title,
-    h("button", { type: "button", class: "quiet", onclick: cancel }, "Cancel"),
+    cancel && h("button", { type: "button", class: "quiet", onclick: cancel }, "Cancel"),
   );
   const update = ({ title: what, done, total }) => {
-    title.textContent = total ? `${what}, ${count(done)} of ${count(total)}` : what;
+    const amount = total > 1e7 ? bytes : count; // what is as many are bytes
+    title.textContent = total ? `${what}, ${amount(done)} of ${amount(total)}` : what;
     if (total) bar.value = done / total;
     else bar.removeAttribute("value");
   };

@@ -2,7 +2,7 @@
 
 import { Bars, tokenRow } from "./bars.js";
 import { CONTROLS } from "./controls.js";
-import { count, h, percent, setText, setVar, slider, toggle, visible } from "./dom.js";
+import { count, h, percent, setAttribute, setText, setVar, slider, toggle, visible } from "./dom.js";
 import { highest } from "./select.js";
 import { active, probability } from "./sampling.js";
 
@@ -153,7 +153,7 @@ export function funnelPanel(store) {
     for (const button of orders.children) {
       const own = button.dataset.order === "own";
       const on = own ? !about.orders[store.state.order] : store.state.order === button.dataset.order;
-      button.setAttribute("aria-pressed", String(on));
+      setAttribute(button, "aria-pressed", String(on));
       button.hidden = own && !on;
     }
     ties.input.checked = params.keep_ties;
@@ -165,7 +165,11 @@ export function funnelPanel(store) {
         if (document.activeElement?.id !== `c-${field}`) control.set(params[field]);
       }
     }
-    bans.replaceChildren(...tags());
+    const banned = String(store.state.banned_ids ?? []);
+    if (banned !== bans.dataset.ids) {
+      bans.dataset.ids = banned;
+      bans.replaceChildren(...tags());
+    }
     if (store.logits) draw();
   }
 
@@ -197,7 +201,7 @@ export function funnelPanel(store) {
     const best = highest(c.z, SHOWN);
     const largest = probability(c, best[0]);
     bars.draw(best.map((i) => tokenRow(store, c.ids[i], probability(c, i), largest)));
-    sum.textContent = `${count(last.left)} of ${count(steps[0].left)} tokens, entropy ${last.entropy.toFixed(2)} nats`;
+    setText(sum, `${count(last.left)} of ${count(steps[0].left)} tokens, entropy ${last.entropy.toFixed(2)} nats`);
   }
   return { element, update };
 }

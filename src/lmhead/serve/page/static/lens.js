@@ -1,7 +1,7 @@
 // Lens: what the head would say after every block, at every position.
 
 import { lines } from "./api.js";
-import { h, percent, problem, setVar, visible, working } from "./dom.js";
+import { count, h, percent, problem, setVar, visible, working } from "./dom.js";
 import { picker } from "./picker.js";
 
 const METRICS = {
@@ -11,7 +11,6 @@ const METRICS = {
   kl: { title: "KL to the final answer", value: (c) => Math.max(0, 1 - c.kl / 10), text: (c) => `KL ${c.kl.toFixed(3)} nats` },
   followed: { title: "Probability of the pinned word", value: (c) => c.token_probability ?? 0, text: (c) => percent(c.token_probability ?? 0) },
 };
-const COLUMNS = 64; // positions shown, from the end
 
 export function lensPanel(store) {
   const metric = h("select", { id: "metric" });
@@ -28,6 +27,7 @@ export function lensPanel(store) {
   let asked = null;
   let shown = null;
   let running = null;
+  let before = 0; // positions of the text that come before those shown
   let cells = [];
 
   const element = h(
@@ -56,11 +56,14 @@ export function lensPanel(store) {
     const progress = working(() => mine.abort());
     place.replaceChildren(progress.element);
     try {
-      const result = await lines("/api/lens", { ids: store.read.ids, token },
+      const { ids } = store.read;
+      const result = await lines("/api/lens", { ids, token },
         (told) => told.progress && progress.update(told.progress), mine.signal);
       if (mine !== running) return;
       shown = result;
-      place.replaceChildren();
+      before = ids.length - shown.tokens.length;
+      place.replaceChildren(...(before
+        ? [h("p", { class: "muted small" }, `The last ${count(shown.tokens.length)} of ${count(ids.length)} positions.`)] : []));
       build();
       draw();
     } catch (error) {
@@ -73,17 +76,16 @@ export function lensPanel(store) {
   }
 
   function build() {
-    const first = Math.max(0, shown.tokens.length - COLUMNS);
     const rows = [...shown.rows].reverse();
     cells = [];
     const head = h("tr", {}, h("th", { scope: "col", class: "corner" }, "block"),
-      ...shown.tokens.slice(first).map((text) => h("th", { scope: "col" }, h("code", {}, visible(text)))));
+      ...shown.tokens.map((text) => h("th", { scope: "col" }, h("code", {}, visible(text)))));
     const body = rows.map((row, y) => {
-      const line = row.cells.slice(first).map((cell, x) => {
+      const line = row.cells.map((cell, x) => {
         const button = h("button", { type: "button", class: "cell", tabindex: "-1" }, visible(cell.top[0].text));
         button.addEventListener("mouseenter", () => tell(y, x));
         button.addEventListener("focus", () => tell(y, x));
-        button.addEventListener("click", () => store.set({ follow: cell.top[0].id, at: first + x }));
+        button.addEventListener("click", () => store.set({ follow: cell.top[0].id, at: before + x }));
         button.addEventListener("keydown", (event) => step(event, y, x));
         return { button, cell };
       });
@@ -124,10 +126,10 @@ export function lensPanel(store) {
     badge.hidden = false;
     badge.classList.toggle("bad", !same);
     badge.textContent = !same
-      ? "The last row differs from the model’s logits"
+      ? "The last block differs from the model’s logits"
       : shown.exact
-        ? "✓ The last row equals the model’s logits, bit by bit"
-        : "✓ The last row equals the model’s logits, up to rounding";
+        ? "✓ The last block equals the model’s logits, bit by bit"
+        : "✓ The last block equals the model’s logits, up to rounding";
   }
 
   function draw() {
@@ -143,8 +145,8 @@ export function lensPanel(store) {
 
   function tell(y, x) {
     if (!shown) return;
-    const first = Math.max(0, shown.tokens.length - COLUMNS);
-    const at = x === null ? Math.min(store.state.at ?? shown.tokens.length - 1, shown.tokens.length - 1) : first + x;
+    const last = shown.tokens.length - 1;
+    const at = x ?? Math.max(0, Math.min((store.state.at ?? before + last) - before, last));
     const row = shown.rows[shown.rows.length - 1 - y];
     const cell = row.cells[at];
     const words = cell.top.map((t) => h("li", {}, h("code", {}, visible(t.text)), h("span", { class: "num" }, percent(t.probability))));

@@ -1,7 +1,7 @@
 // The page: its parts, put together.
 
-import { exportPage, exportedState, json, offline, ping, watch } from "./api.js";
-import { count, h, plural, problem, quietly, sparingly } from "./dom.js";
+import { exportPage, exportedState, json, loading, offline, ping, watch } from "./api.js";
+import { count, h, plural, problem, quietly, setAttribute, sparingly, working } from "./dom.js";
 import { funnelPanel } from "./funnel.js";
 import { lensPanel } from "./lens.js";
 import { nextPanel } from "./next.js";
@@ -90,11 +90,25 @@ function tabs(store, panels) {
   }
 }
 
+/** Wait for the model, and tell how far it is. */
+async function loaded() {
+  const shown = working(null);
+  const card = h("section", { class: "card", id: "loading" }, shown.element);
+  for (let step = await loading(); step; step = await loading()) {
+    if (!card.isConnected) find("panels").append(card);
+    shown.update(step);
+    await new Promise((done) => { setTimeout(done, 250); });
+  }
+  card.remove();
+}
+
 async function start() {
   themed();
   skips();
   watchServer();
   if (offline) find("export").hidden = find("link").hidden = true;
+  find("prompt").disabled = true; // until it is known what the address holds
+  await loaded();
   const about = await json("/api/model");
   find("model").textContent = `${about.model} · ${count(about.vocab_size)} tokens · ${about.blocks ?? "?"} blocks${offline ? " · saved page" : ""}`;
   const tokens = await json("/api/tokens");
@@ -113,6 +127,7 @@ async function start() {
 
   const typed = quietly(() => store.set({ prompt: prompt.value, more: [] }), 350);
   prompt.value = store.state.prompt;
+  prompt.disabled = false;
   prompt.readOnly = offline;
   prompt.addEventListener("input", () => typed());
   const saved = sparingly(() => history.replaceState(null, "", `#${store.address()}`), 120);
@@ -123,7 +138,7 @@ async function start() {
       const on = name === tab;
       panel.place.hidden = !on;
       const button = find(`tab-${name}`);
-      button.setAttribute("aria-selected", String(on));
+      setAttribute(button, "aria-selected", String(on));
       button.tabIndex = on ? 0 : -1;
     }
     const panel = panels[tab];

@@ -23,8 +23,8 @@ export function steerPanel(store) {
     label: "KL cap, nats", name: "cap", min: 0.001, max: 2, step: 0.001, value: 0.1, scale: "log", most: 100,
     oninput: (value) => store.set({ cap: value }),
   });
-  const raised = new Bars(SHOWN, { label: "Most raised", columns: ["p"] });
-  const lowered = new Bars(SHOWN, { label: "Most lowered", columns: ["p"] });
+  const raised = new Bars(SHOWN, { label: "Most raised", columns: ["delta", "p"] });
+  const lowered = new Bars(SHOWN, { label: "Most lowered", columns: ["delta", "p"] });
   const live = h("span", { class: "live" });
   const limit = h("span", { class: "limit" });
   const meter = h("div", { class: "kl", role: "img", "aria-label": "No steering" }, live, limit);
@@ -96,8 +96,8 @@ export function steerPanel(store) {
         h("p", { class: "muted small" }, "KL from the plain answer, and the most that the certificate allows"),
         meter, facts)),
     h("div", { class: "columns even" },
-      h("section", { class: "card" }, h("h2", {}, "Most raised"), idle(), raised.element),
-      h("section", { class: "card" }, h("h2", {}, "Most lowered"), idle(), lowered.element)),
+      h("section", { class: "card", id: "raised" }, h("h2", {}, "Most raised"), idle(), raised.element),
+      h("section", { class: "card", id: "lowered" }, h("h2", {}, "Most lowered"), idle(), lowered.element)),
     h("section", { class: "card" },
       h("div", { class: "row between wrap" }, h("h2", {}, "The text, plain and steered"), h("div", { class: "row" }, go, stop)),
       told,
@@ -179,7 +179,7 @@ export function steerPanel(store) {
     const most = Math.max(1e-9, ...[...highest(delta, 1), ...highest(delta.map((d) => -d), 1)].map((i) => Math.abs(delta[i])));
     const row = (i) => ({
       id: i, text: store.text(i), share: Math.abs(delta[i]) / most,
-      numbers: [`${signed(delta[i], 2)}  ${percent(p[i])} → ${percent(q[i])}`],
+      numbers: [signed(delta[i], 2), `${percent(p[i])} → ${percent(q[i])}`],
     });
     const moves = store.state.alpha !== 0;
     raised.draw(moves ? highest(delta, SHOWN).filter((i) => delta[i] > 0).map(row) : []);

@@ -181,8 +181,8 @@ async def sampler_for(server: Server, body: Any, more: dict[str, Any]) -> Sample
     except (BadInput, Refused):
         raise
     except Exception as error:  # whatever the grammar's compiler raises
-        told = " ".join(str(error).split())[:200]
-        raise Refused(400, f"the grammar cannot be used: {told}", param=field) from None
+        reason = " ".join(str(error).split())[:200]
+        raise Refused(400, f"the grammar cannot be used: {reason}", param=field) from None
 
 
 def params_of(
