@@ -123,19 +123,18 @@ def main() -> None:
         text: generate(text, slow, max_tokens=options.tokens)[0].ids
         for text in PROMPTS[: options.prompts]
     }
-    rows: dict[str, Any] = {
-        "as stored": compare(load(options.model, body="llama.cpp"), slow, texts)
-    }
+
+    def tell(name: str, row: dict[str, Any]) -> None:
+        shown = ", ".join(f"{k} {v:.6g}" for k, v in row.items())
+        told = json.dumps({"model": options.model, "file": name, **row})
+        print(told if options.json else f"{options.model}, {name}: {shown}", flush=True)
+
+    tell("as stored", compare(load(options.model, body="llama.cpp"), slow, texts))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LMHEAD_CACHE"] = str(Path(folder) / "cache")  # what is kept of it goes with it
         exact = load(as_float32(file, Path(folder) / "float32.gguf"), body="llama.cpp")
-        rows["in float32"] = compare(exact, slow, texts)
-        rows["steered, in float32"] = steered(exact, slow)
-    if options.json:
-        print(json.dumps({"model": options.model, **rows}))
-        return
-    for name, row in rows.items():
-        print(f"{options.model}, {name}: " + ", ".join(f"{k} {v:.6g}" for k, v in row.items()))
+        tell("in float32, steered", steered(exact, slow))
+        tell("in float32", compare(exact, slow, texts))
 
 
 if __name__ == "__main__":
