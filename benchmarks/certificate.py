@@ -131,8 +131,8 @@ def main() -> None:
                 states += len(h)
                 rows.append({"head": name, "vector": which, "range": c.range, "worst": ratios})
                 if not options.json:
-                    told = "  ".join(f"{k} {r:.9f}" for k, r in ratios.items())
-                    print(f"{name:24} {which:14} R = {c.range:.2f}  {told}", flush=True)
+                    reported = "  ".join(f"{k} {r:.9f}" for k, r in ratios.items())
+                    print(f"{name:24} {which:14} R = {c.range:.2f}  {reported}", flush=True)
     if options.json:
         print(json.dumps({"states": states, "worst": worst, "cases": rows}, indent=2))
     else:

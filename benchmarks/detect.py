@@ -197,7 +197,7 @@ def compare(scored: dict[int, tuple[dict[str, Tensor], Tensor]]) -> dict[str, di
     return result
 
 
-def told(gains: Sequence[float], draws: Sequence[Tensor]) -> dict[str, float]:
+def reported(gains: Sequence[float], draws: Sequence[Tensor]) -> dict[str, float]:
     """Return the mean gain over the seeds, and the mean of their intervals."""
     each = [interval(g, d) for g, d in zip(gains, draws, strict=True)]
     n = len(each)
@@ -216,13 +216,13 @@ def table(compared: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str,
         row: dict[str, Any] = {}
         for one, found in sets.items():
             value = sum(found["auroc"]) / len(found["auroc"])
-            row[one] = {"auroc": value, "gain": told(found["gain"], found["draws"])}
+            row[one] = {"auroc": value, "gain": reported(found["gain"], found["draws"])}
         seeds = min(len(found["gain"]) for found in sets.values())
         gains = [sum(f["gain"][k] for f in sets.values()) / len(sets) for k in range(seeds)]
         draws = [sum(f["draws"][k] for f in sets.values()) / len(sets) for k in range(seeds)]
         row["all sets"] = {
             "auroc": sum(row[s]["auroc"] for s in sets) / len(sets),
-            "gain": told(gains, draws),
+            "gain": reported(gains, draws),
         }
         result[name] = row
     return result

@@ -56,16 +56,18 @@ def main() -> None:
         before, started = counter.texts, time.process_time()
         print(f"{len(rows):,} different texts, {options.threads} threads")
         vector = train(data, model)
-        told(f"train: {vector.card.metrics['validation_auroc']:.3f} out of fold", counter, started)
+        reported(
+            f"train: {vector.card.metrics['validation_auroc']:.3f} out of fold", counter, started
+        )
         found = evaluate(vector, data, model)
         assert isinstance(found, Detected)
-        told(f"eval: AUROC {found.auroc.value:.3f}", counter, started)
+        reported(f"eval: AUROC {found.auroc.value:.3f}", counter, started)
         scores = detect(vector, list(rows), model)
-        told(f"detect: {len(scores):,} scores", counter, started)
+        reported(f"detect: {len(scores):,} scores", counter, started)
         print(f"each text was read {(counter.texts - before) / len(rows):.3f} times")
 
 
-def told(what: str, counter: Counter, started: float) -> None:
+def reported(what: str, counter: Counter, started: float) -> None:
     """Print how far it is."""
     spent = time.process_time() - started
     print(f"{what}; {counter.texts:,} texts read, {spent:.1f} s of CPU so far", flush=True)

@@ -108,8 +108,8 @@ def main() -> None:
             }
         )
     if options.json:
-        told = {"model": options.model, "requests": options.requests, "tokens": options.tokens}
-        print(json.dumps({**told, "rows": rows}))
+        reported = {"model": options.model, "requests": options.requests, "tokens": options.tokens}
+        print(json.dumps({**reported, "rows": rows}))
         return
     print(
         f"{options.model}, {options.requests} requests of {options.tokens} tokens, "

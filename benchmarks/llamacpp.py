@@ -123,27 +123,27 @@ def compare(options: argparse.Namespace, threads: int) -> dict[str, Any]:
         "lmhead, dense": ours(body, body.head, ids, tokens),
         "lmhead, screened": ours(body, screened, ids, tokens),
     }
-    told: dict[str, Any] = {"model": options.model, "threads": threads, "tokens": tokens}
+    reported: dict[str, Any] = {"model": options.model, "threads": threads, "tokens": tokens}
     if options.trimmed:
         small = load(options.trimmed, body="llama.cpp")
         cut, own = Plain(options.trimmed), small.encode(PROMPT)
         fewer = engine(small, "screened", note=lambda _: None)
         runs["llama.cpp, trimmed"] = lambda: cut.greedy(own, tokens, small.stop_ids)
         runs["lmhead, trimmed, screened"] = ours(small, fewer, own, tokens)
-        told["trimmed"] = kept(plain, cut, body, small, options.texts) | {
+        reported["trimmed"] = kept(plain, cut, body, small, options.texts) | {
             "bytes": options.trimmed.stat().st_size,
             "of": file.stat().st_size,
         }
     made = {name: run() for name, run in runs.items()}  # warms all up
-    told["own_head"] = body.body.own_head  # type: ignore[attr-defined]
-    told["same_tokens_as_llama.cpp"] = {
+    reported["own_head"] = body.body.own_head  # type: ignore[attr-defined]
+    reported["same_tokens_as_llama.cpp"] = {
         name: same(made["llama.cpp"], made[name]) for name in ("lmhead, dense", "lmhead, screened")
     }
     best = best_of(options.rounds, runs)
-    told["tokens_per_second"] = {name: tokens / took for name, took in best.items()}
-    told["of_transformers"] = {name: best["transformers"] / took for name, took in best.items()}
-    told["of_llama.cpp"] = {name: best["llama.cpp"] / took for name, took in best.items()}
-    return told
+    reported["tokens_per_second"] = {name: tokens / took for name, took in best.items()}
+    reported["of_transformers"] = {name: best["transformers"] / took for name, took in best.items()}
+    reported["of_llama.cpp"] = {name: best["llama.cpp"] / took for name, took in best.items()}
+    return reported
 
 
 def same(a: Any, b: Any) -> int:
@@ -172,7 +172,7 @@ def kept(plain: Plain, cut: Plain, body: Model, small: Model, texts: Path | None
             if best not in new_of or best in body.stop_ids:
                 break  # from here on the two read different texts, or it is at its end
             z, y = plain.read([best]), cut.read([new_of[best]])
-    told = {
+    reported = {
         "rows": cut.V, "of_rows": plain.V, "prompts": len(prompts), "steps": steps,
         "other_best_token": other, "steps_with_other_logits": unequal,
         "largest_difference": largest,
@@ -182,8 +182,8 @@ def kept(plain: Plain, cut: Plain, body: Model, small: Model, texts: Path | None
         alike = sum(
             [new_of.get(i) for i in plain.tokens(line)] == cut.tokens(line) for line in lines
         )
-        told |= {"texts": len(lines), "texts_with_the_same_tokens": alike}
-    return told
+        reported |= {"texts": len(lines), "texts_with_the_same_tokens": alike}
+    return reported
 
 
 def main() -> None:

@@ -94,7 +94,7 @@ def steered(fast: Model, slow: Model) -> dict[str, float]:
     """Return the largest difference of the logits under a vector at some blocks."""
     d, layers = fast.body.model.width, fast.body.model.layers
     v = torch.randn(d, generator=torch.Generator().manual_seed(0))
-    told = {}
+    reported = {}
     for layer in range(1, layers, 5):
         vector = SteeringVector(v / v.norm(), layer, 0.2 * float(d) ** 0.5)
         ids = slow.encode(PROMPTS[0])
@@ -102,8 +102,8 @@ def steered(fast: Model, slow: Model) -> dict[str, float]:
             m.head(m.last_hidden(ids))
             for m in (steer_model(slow, vector), steer_model(fast, vector))
         ]
-        told[str(layer)] = float((z[0] - z[1]).abs().max())
-    return told
+        reported[str(layer)] = float((z[0] - z[1]).abs().max())
+    return reported
 
 
 def main() -> None:
@@ -126,8 +126,8 @@ def main() -> None:
 
     def tell(name: str, row: dict[str, Any]) -> None:
         shown = ", ".join(f"{k} {v:.6g}" for k, v in row.items())
-        told = json.dumps({"model": options.model, "file": name, **row})
-        print(told if options.json else f"{options.model}, {name}: {shown}", flush=True)
+        reported = json.dumps({"model": options.model, "file": name, **row})
+        print(reported if options.json else f"{options.model}, {name}: {shown}", flush=True)
 
     tell("as stored", compare(load(options.model, body="llama.cpp"), slow, texts))
     with tempfile.TemporaryDirectory() as folder:

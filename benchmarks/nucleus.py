@@ -90,7 +90,7 @@ def laws(head: ScreenedHead, h: Tensor, draws: int) -> dict[str, float]:
     """Give the p-values of draws from one context h `[d]`."""
     y = (head.dense.weight.detach().double()[: head.vocab_size] @ h.double()).numpy()
     order = np.lexsort((np.arange(len(y)), -y))
-    told = {}
+    reported = {}
     for name, cut in CUTS.items():
         for T in TEMPERATURES:
             g = torch.Generator().manual_seed(1)
@@ -105,22 +105,22 @@ def laws(head: ScreenedHead, h: Tensor, draws: int) -> dict[str, float]:
                     ids = head.sample(h.expand(1000, -1), T, generator=g, **cut)
                     counts += np.bincount(ids.numpy(), minlength=len(y))
             p = np.where(left(y, order, T, cut), np.exp((y - y.max()) / T), 0)
-            told[f"{name} T {T}"] = p_value(counts, p / p.sum())
-    return told
+            reported[f"{name} T {T}"] = p_value(counts, p / p.sum())
+    return reported
 
 
 def sixteen(head: ScreenedHead, states: Tensor) -> dict[str, int]:
     """Count the states whose best token in bfloat16 is another one than by either rounding."""
     weight = head.dense.weight.detach().bfloat16()[: head.vocab_size]
     wide = weight.double()
-    told = {"states": len(states), "exact": 0, "as-model": 0}
+    reported = {"states": len(states), "exact": 0, "as-model": 0}
     for part in states.bfloat16().split(16):
         # one at a time, as a step of generate computes them
         own = torch.cat([F.linear(h[None], weight).float().argmax(-1) for h in part])
         z = part.double() @ wide.T
-        told["exact"] += int((z.argmax(-1) != own).sum())
-        told["as-model"] += int((z.bfloat16().float().argmax(-1) != own).sum())
-    return told
+        reported["exact"] += int((z.argmax(-1) != own).sum())
+        reported["as-model"] += int((z.bfloat16().float().argmax(-1) != own).sum())
+    return reported
 
 
 def main() -> int:
@@ -138,27 +138,27 @@ def main() -> int:
         model = load(name, dtype=torch.float32)
         head = ScreenedHead.from_head(model.head, model.folder)
         states = hidden_states(model, args.states)
-        told = {
+        reported = {
             "decisions": decisions(head, states) if "decisions" in args.parts else {},
             "p_values": {},
             "bfloat16": sixteen(head, states) if "bfloat16" in args.parts else {},
         }
         if args.draws and "laws" in args.parts:
-            told["p_values"] = laws(head, states[len(states) // 2], args.draws)
-        report[name] = told
-        good &= not any(one["wrong"] for one in told["decisions"].values())
-        good &= all(p > 1e-5 for p in told["p_values"].values())
+            reported["p_values"] = laws(head, states[len(states) // 2], args.draws)
+        report[name] = reported
+        good &= not any(one["wrong"] for one in reported["decisions"].values())
+        good &= all(p > 1e-5 for p in reported["p_values"].values())
         if not args.json:
-            for about, one in told["decisions"].items():
+            for about, one in reported["decisions"].items():
                 n = one["states"]
                 print(
                     f"{name} {about:18} {n} states, {one['wrong']} wrong, "
                     f"{one['fallbacks'] / n:.2%} fall-backs, {one['rows'] / n:.0f} rows scored"
                 )
-            if told["p_values"]:
-                print(name, "p-values", {k: round(p, 4) for k, p in told["p_values"].items()})
-            if told["bfloat16"]:
-                print(name, "bfloat16", told["bfloat16"])
+            if reported["p_values"]:
+                print(name, "p-values", {k: round(p, 4) for k, p in reported["p_values"].items()})
+            if reported["bfloat16"]:
+                print(name, "bfloat16", reported["bfloat16"])
     if args.json:
         print(json.dumps(report))
     return 0 if good else 1

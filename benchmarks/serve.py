@@ -142,7 +142,7 @@ async def mixed(
     """Ask as many would, good and bad; return what became of it."""
     bodies = good_bodies(vectors, distinct, max_tokens)
     limits = httpx.Limits(max_connections=clients * 2)
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "requests": requests,
         "clients": clients,
         "good": 0,
@@ -166,7 +166,7 @@ async def mixed(
                     await hang_up(url)
                 else:
                     await leave_early(client, body, 1 + i % 3)
-                told["left"] += 1
+                reported["left"] += 1
                 return
             if kind == 7:
                 reply = await client.post(
@@ -174,17 +174,17 @@ async def mixed(
                 )
                 assert 400 <= reply.status_code < 500, reply.text
                 assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
-                told["bad"] += 1
+                reported["bad"] += 1
                 return
             if kind == 5:
                 found = await read_slowly(client, body, 0.05)
-                told["slow"] += 1
+                reported["slow"] += 1
             else:
                 found = await complete(client, body)
-            told["good"] += 1
-            told["steered"] += "steering" in body
+            reported["good"] += 1
+            reported["steered"] += "steering" in body
             if found != expected:
-                told["different"].append(i)
+                reported["different"].append(i)
 
         async def work(todo: Iterator[int]) -> None:
             for i in todo:
@@ -195,9 +195,9 @@ async def mixed(
             await asyncio.gather(*(work(todo) for _ in range(clients)))
             assert (await client.get("/healthz")).status_code == 200
             if pid is not None:
-                told["memory_mb"].append(_memory(pid))
-            print(json.dumps(told), file=sys.stderr, flush=True)
-    return told
+                reported["memory_mb"].append(_memory(pid))
+            print(json.dumps(reported), file=sys.stderr, flush=True)
+    return reported
 
 
 async def tokens_per_second(url: str, clients: int, each: int, max_tokens: int) -> float:
@@ -311,7 +311,9 @@ async def guarded(
 
 @torch.inference_mode()
 def recompute(
-    network: Any, told: Sequence[dict[str, Any]], added: dict[str, tuple[int | str, torch.Tensor]]
+    network: Any,
+    reported: Sequence[dict[str, Any]],
+    added: dict[str, tuple[int | str, torch.Tensor]],
 ) -> dict[str, Any]:
     """Run plain transformers on every sequence, with and without the vector; compare.
 
@@ -319,7 +321,7 @@ def recompute(
     """
     worst, off_kl, off_logprob, tokens, held = 0.0, 0.0, 0.0, 0, 0
     blocks = network.get_decoder().layers
-    for one in told:
+    for one in reported:
         ids = [int(name.split(":")[1]) for name in one["logprobs"]["tokens"]]
         report, asked = one["steering"], one["body"]["steering"][0]
         n = report["tokens"]
@@ -458,13 +460,13 @@ def run(
     names = list(added)
     if "clients" in given.parts:
         found = asyncio.run(throughput(url))
-        told = f"one client {found['one']:.1f}, eight {found['eight']:.1f}"
-        print(f"tokens/s: {told}: {found['ratio']:.2f} times", flush=True)
+        reported = f"one client {found['one']:.1f}, eight {found['eight']:.1f}"
+        print(f"tokens/s: {reported}: {found['ratio']:.2f} times", flush=True)
     if "first" in given.parts:
         found = asyncio.run(first_token(url))
         each = ", ".join(f"{ratio:.2f}" for ratio in found["each"])
-        told = f"{found['steps']:.2f} steps of {found['step_ms']:.0f} ms (each: {each})"
-        print(f"first token beside seven long requests: {told}", flush=True)
+        reported = f"{found['steps']:.2f} steps of {found['step_ms']:.0f} ms (each: {each})"
+        print(f"first token beside seven long requests: {reported}", flush=True)
     if "mixed" in given.parts:
         found = asyncio.run(mixed(url, names, given.requests, 20, given.rounds, pid))
         print(json.dumps(found), flush=True)

@@ -78,12 +78,12 @@ class Server:
 
 def _good(reply: httpx.Response) -> dict[str, Any]:
     assert reply.status_code == 200, f"status {reply.status_code}: {reply.text[:120]}"
-    told: dict[str, Any] = reply.json()
-    return told
+    reported: dict[str, Any] = reply.json()
+    return reported
 
 
-def _text(told: dict[str, Any]) -> str:
-    return str(told["choices"][0]["text"])
+def _text(reported: dict[str, Any]) -> str:
+    return str(reported["choices"][0]["text"])
 
 
 def _joined(chunks: list[dict[str, Any]]) -> str:
@@ -92,9 +92,9 @@ def _joined(chunks: list[dict[str, Any]]) -> str:
 
 def echo_with_logprobs(s: Server) -> None:
     """`echo` with `logprobs` scores the prompt (lm-eval needs it)."""
-    told = s.complete(echo=True, logprobs=1, max_tokens=1)["choices"][0]
-    assert told["text"].startswith(PROMPT), "the prompt is not echoed"
-    rows = told["logprobs"]["token_logprobs"]
+    reported = s.complete(echo=True, logprobs=1, max_tokens=1)["choices"][0]
+    assert reported["text"].startswith(PROMPT), "the prompt is not echoed"
+    rows = reported["logprobs"]["token_logprobs"]
     n = len(s.ids(PROMPT))
     assert len(rows) >= n, f"{len(rows)} log-probabilities for a prompt of {n} tokens"
     scored = [p for p in rows[1:n] if p is not None]
@@ -114,17 +114,17 @@ def token_prompts(s: Server) -> None:
 
 def legacy_shape(s: Server) -> None:
     """Completions tell log-probabilities in their own shape."""
-    told = s.complete(logprobs=2)["choices"][0]["logprobs"]
+    reported = s.complete(logprobs=2)["choices"][0]["logprobs"]
     wanted = {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
-    assert told is not None, "no logprobs"
-    assert wanted <= set(told), f"the fields are {sorted(told)}"
+    assert reported is not None, "no logprobs"
+    assert wanted <= set(reported), f"the fields are {sorted(reported)}"
 
 
 def chat_shape(s: Server) -> None:
     """Chat tells log-probabilities in its own shape."""
-    told = s.chat(logprobs=True, top_logprobs=2)["choices"][0].get("logprobs")
-    assert (told or {}).get("content"), "no logprobs.content"
-    one = told["content"][0]
+    reported = s.chat(logprobs=True, top_logprobs=2)["choices"][0].get("logprobs")
+    assert (reported or {}).get("content"), "no logprobs.content"
+    one = reported["content"][0]
     assert {"token", "logprob", "bytes", "top_logprobs"} <= set(one), (
         f"the fields are {sorted(one)}"
     )
@@ -136,9 +136,9 @@ def chat_shape(s: Server) -> None:
 def half_bytes(s: Server) -> None:
     """`bytes` of a token that is half a character are that half."""
     first = s.ids(LLAMA)[0]
-    told = s.chat(logit_bias={str(first): 100}, max_tokens=1, logprobs=True)["choices"][0]
-    assert (told.get("logprobs") or {}).get("content"), "no logprobs.content"
-    given = told["logprobs"]["content"][0]["bytes"]
+    reported = s.chat(logit_bias={str(first): 100}, max_tokens=1, logprobs=True)["choices"][0]
+    assert (reported.get("logprobs") or {}).get("content"), "no logprobs.content"
+    given = reported["logprobs"]["content"][0]["bytes"]
     start = list(LLAMA.encode())
     assert given, "no bytes"
     assert given == start[: len(given)], f"the bytes are {given}, the character begins {start}"
@@ -147,8 +147,8 @@ def half_bytes(s: Server) -> None:
 def no_collapse(s: Server) -> None:
     """Alternatives of the same text (halves of characters) are all told."""
     ids = s.ids(LLAMA * 6)[:-1]
-    told = s.complete(prompt=ids, logprobs=5, max_tokens=1)["choices"][0]["logprobs"]
-    found = len(told["top_logprobs"][0])
+    reported = s.complete(prompt=ids, logprobs=5, max_tokens=1)["choices"][0]["logprobs"]
+    found = len(reported["top_logprobs"][0])
     assert found >= 5, f"{found} of 5 alternatives"
 
 
@@ -190,9 +190,9 @@ def no_stop_leaks(s: Server) -> None:
     middle = len(whole) // 2
     stop = whole[middle : middle + 9]
     expected = whole[: whole.index(stop)]
-    told = s.complete(max_tokens=24, stop=[stop])["choices"][0]
-    assert told["text"] == expected, f"{told['text']!r}, not {expected!r}"
-    assert told["finish_reason"] == "stop", f"finish_reason is {told['finish_reason']!r}"
+    reported = s.complete(max_tokens=24, stop=[stop])["choices"][0]
+    assert reported["text"] == expected, f"{reported['text']!r}, not {expected!r}"
+    assert reported["finish_reason"] == "stop", f"finish_reason is {reported['finish_reason']!r}"
     found = _joined(s.chunks("/v1/completions", prompt=PROMPT, max_tokens=24, stop=[stop]))
     assert found == expected, f"streamed: {found!r}, not {expected!r}"
 
@@ -211,9 +211,9 @@ def whole_characters(s: Server) -> None:
 
 def several_choices(s: Server) -> None:
     """`n` choices are `n` choices."""
-    told = s.complete(n=3, temperature=1, seed=1)["choices"]
-    assert len(told) == 3, f"{len(told)} choices, 3 were asked for"
-    assert len({one["text"] for one in told}) > 1, "they are all the same"
+    reported = s.complete(n=3, temperature=1, seed=1)["choices"]
+    assert len(reported) == 3, f"{len(reported)} choices, 3 were asked for"
+    assert len({one["text"] for one in reported}) > 1, "they are all the same"
 
 
 def own_seed(s: Server) -> None:
@@ -260,8 +260,8 @@ def unsupported_refused(s: Server) -> None:
 
 def max_completion_tokens(s: Server) -> None:
     """Chat takes `max_completion_tokens`."""
-    told = s.chat("Count from 1 to 50.", max_tokens=None, max_completion_tokens=3)
-    used = told["usage"]["completion_tokens"]
+    reported = s.chat("Count from 1 to 50.", max_tokens=None, max_completion_tokens=3)
+    used = reported["usage"]["completion_tokens"]
     assert used == 3, f"{used} tokens, 3 were asked for"
 
 
@@ -271,8 +271,8 @@ def json_schema(s: Server) -> None:
         "type": "json_schema",
         "json_schema": {"name": "city", "schema": SCHEMA, "strict": True},
     }
-    told = s.chat("Tell me a joke.", response_format=form, max_tokens=40)
-    text = told["choices"][0]["message"]["content"]
+    reported = s.chat("Tell me a joke.", response_format=form, max_tokens=40)
+    text = reported["choices"][0]["message"]["content"]
     try:
         found = json.loads(text)
     except ValueError:
@@ -325,7 +325,7 @@ CHECKS: tuple[Callable[[Server], None], ...] = (
 
 
 def ask(
-    s: Server, told: Callable[[str], None] = lambda line: None, only: Sequence[str] = ()
+    s: Server, reported: Callable[[str], None] = lambda line: None, only: Sequence[str] = ()
 ) -> dict[str, str]:
     """Return for each check "pass", "? why it could not be found out" or what is wrong."""
     found = {}
@@ -343,7 +343,7 @@ def ask(
             found[check.__name__] = f"? {type(error).__name__}: {error}"
         except (httpx.HTTPError, ValueError, KeyError, TypeError, IndexError) as wrong:
             found[check.__name__] = f"{type(wrong).__name__}: {wrong}"
-        told(f"{check.__name__}: {found[check.__name__]}")
+        reported(f"{check.__name__}: {found[check.__name__]}")
     return found
 
 

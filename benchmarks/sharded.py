@@ -101,7 +101,7 @@ def variants(size: int) -> dict[str, Callable[[Tensor, Tensor, Tensor], object]]
     return {"lmhead": ours, "loss_parallel": theirs, "gather logits": gathered}
 
 
-def of_rank(rank: int, size: int, port: int, rounds: int, told: Any) -> None:
+def of_rank(rank: int, size: int, port: int, rounds: int, reported: Any) -> None:
     """Measure on one rank."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -148,7 +148,7 @@ def of_rank(rank: int, size: int, port: int, rounds: int, told: Any) -> None:
         verbs[name] = {"seconds": median(seconds), "bytes": ranks.received - before}
     links = link_seconds()
     ranks.meet()
-    told.put({"rank": rank, "losses": rows, "verbs": verbs, "links": links, "large": large})
+    reported.put({"rank": rank, "losses": rows, "verbs": verbs, "links": links, "large": large})
     ranks.leave()
     time.sleep(0.5)
 
@@ -176,14 +176,14 @@ def undisturbed(every: list[dict[int, list[float]]]) -> dict[int, float]:
     return found
 
 
-def links_of_rank(rank: int, size: int, port: int, told: Any) -> None:
+def links_of_rank(rank: int, size: int, port: int, reported: Any) -> None:
     """Time exchanges alone."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size
     )
-    told.put({"rank": rank, "links": link_seconds()})
+    reported.put({"rank": rank, "links": link_seconds()})
     ranks_of(dist.group.WORLD).leave()
     time.sleep(0.5)
 
@@ -216,21 +216,21 @@ def on(size: int, function: Callable[..., None], *arguments: Any) -> list[dict[s
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    told = context.Queue()
+    reported = context.Queue()
     started = [
-        context.Process(target=function, args=(rank, size, port, *arguments, told))
+        context.Process(target=function, args=(rank, size, port, *arguments, reported))
         for rank in range(size)
     ]
     for process in started:
         process.start()
-    results = [told.get(timeout=900) for _ in started]
+    results = [reported.get(timeout=900) for _ in started]
     for process in started:
         process.join()
     return sorted(results, key=lambda result: result["rank"])
 
 
 def exact_rank(
-    rank: int, size: int, port: int, model: str, path: str, dtypes: list[str], told: Any
+    rank: int, size: int, port: int, model: str, path: str, dtypes: list[str], reported: Any
 ) -> None:
     """Compare with LMHead on one rank."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -242,7 +242,7 @@ def exact_rank(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size
     )
     found = {dtype: real_states(dist.group.WORLD, model, path, dtype) for dtype in dtypes}
-    told.put({"rank": rank, **found})
+    reported.put({"rank": rank, **found})
     ranks_of(dist.group.WORLD).leave()
     time.sleep(0.5)
 
@@ -352,27 +352,27 @@ def costs() -> None:
 
 def claims(found: dict[str, Any]) -> dict[str, bool]:
     sizes = found["sizes"]
-    told = {}
+    reported = {}
     one = sizes[1]["large_peak_bytes"]
     for size in (2, 4):
         losses, verbs = sizes[size]["losses"], sizes[size]["verbs"]
         ours, torchs = losses["lmhead"], losses["loss_parallel"]
-        told[f"{size} ranks: not slower than loss_parallel"] = torchs["ratio"] >= 1.0
-        told[f"{size} ranks: less peak memory than loss_parallel"] = (
+        reported[f"{size} ranks: not slower than loss_parallel"] = torchs["ratio"] >= 1.0
+        reported[f"{size} ranks: less peak memory than loss_parallel"] = (
             ours["peak_bytes"] < torchs["peak_bytes"]
         )
         large = sizes[size]["large_peak_bytes"]
         for name in ("lmhead", "head and topk"):  # h, its gradient and buffers of gloo stay
-            told[f"{size} ranks: peak memory of {name} falls as 1 / ranks"] = (
+            reported[f"{size} ranks: peak memory of {name} falls as 1 / ranks"] = (
                 large[name] <= 1.1 * one[name] / size + 4 * 2**20
             )
-        told[f"{size} ranks: the model of the costs is off by at most {OFF:.0%}"] = all(
+        reported[f"{size} ranks: the model of the costs is off by at most {OFF:.0%}"] = all(
             abs(off) <= OFF for off in sizes[size]["link"]["off"].values()
         )
-        told[f"{size} ranks: topk receives less than 3 % of the logits"] = (
+        reported[f"{size} ranks: topk receives less than 3 % of the logits"] = (
             verbs["topk"]["bytes"] < 0.03 * verbs["logits"]["bytes"]
         )
-    return told
+    return reported
 
 
 def main() -> int:
@@ -392,17 +392,17 @@ def main() -> int:
     if args.links:
         held = True
         for size in SIZES[1:]:
-            told = on(size, links_of_rank)
-            found = fitted(undisturbed([one["links"] for one in told]), size)
+            reported = on(size, links_of_rank)
+            found = fitted(undisturbed([one["links"] for one in reported]), size)
             print(json.dumps({"ranks": size, **found}), flush=True)
             held = held and max(map(abs, found["off"].values())) <= OFF
         return 0 if held else 1
     if args.exact:
         for size in args.ranks or (1, 2, 3, 4):
-            told = on(
+            reported = on(
                 size, exact_rank, args.model, args.exact, args.dtype or ["float32", "bfloat16"]
             )
-            print(json.dumps({"ranks": size, **told[0]}), flush=True)
+            print(json.dumps({"ranks": size, **reported[0]}), flush=True)
         return 0
     found = measure(args.rounds)
     found["claims"] = claims(found)

@@ -285,8 +285,10 @@ def show(name: str, rows: list[Result]) -> None:
     print(f"\n{name}")
     if name == "head":
         for row in rows:
-            told = [f"{k} {spread(row[k])}" for k in ("range", "prompts_range", "auroc", "test")]
-            print(f"  {row['data']:24} {row['constraint']:26} " + ", ".join(told))
+            reported = [
+                f"{k} {spread(row[k])}" for k in ("range", "prompts_range", "auroc", "test")
+            ]
+            print(f"  {row['data']:24} {row['constraint']:26} " + ", ".join(reported))
     elif name == "detect":
         for data in dict.fromkeys(row["data"] for row in rows):
             mine = [row for row in rows if row["data"] == data]

@@ -165,8 +165,8 @@ def ready(model: str) -> None:
             subprocess.run([*command, "--out", str(out), *more], check=True, capture_output=True)
             wall, after = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_CHILDREN)
             cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            told = f"{cpu:.1f} s of CPU, {wall:.1f} s by the clock"
-            print(f"as a command {' '.join(more)}: {told}", flush=True)
+            reported = f"{cpu:.1f} s of CPU, {wall:.1f} s by the clock"
+            print(f"as a command {' '.join(more)}: {reported}", flush=True)
             shutil.rmtree(out)
         load_libraries(model)
         for form in ("model", "gguf"):
@@ -175,8 +175,11 @@ def ready(model: str) -> None:
                 request = TrimRequest(model, Keep(ids=ids), run=run)
                 trim_model(request, out, form=form, force=True)  # type: ignore[arg-type]
                 cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-                told = f"{cpu:.1f} s of CPU, {wall:.1f} s by the clock"
-                print(f"--form {form}, models {'run' if run else 'do not run'}: {told}", flush=True)
+                reported = f"{cpu:.1f} s of CPU, {wall:.1f} s by the clock"
+                print(
+                    f"--form {form}, models {'run' if run else 'do not run'}: {reported}",
+                    flush=True,
+                )
 
 
 def judge(model: str, corpus: Path, folders: list[Path]) -> None:
@@ -197,14 +200,14 @@ def judge(model: str, corpus: Path, folders: list[Path]) -> None:
         chosen = read_lot(loaded, lot)[1]
         read += torch.split(chosen, [len(ids) for ids in lot])
     for folder in folders:
-        told = json.loads((folder / "lmhead_trim.json").read_text("utf-8"))
-        kept = set(told["id_map"]["kept"])
+        report = json.loads((folder / "lmhead_trim.json").read_text("utf-8"))
+        kept = set(report["id_map"]["kept"])
         left = [sum(i not in kept for i in text) for text in said]
         low, high = binomial_interval(sum(n > 0 for n in left), len(left))
         steps = News.of([(len(text), n) for text, n in zip(said, left, strict=True)])
         away = [(len(ids), sum(i not in kept for i in ids.tolist())) for ids in read]
         places = News.of(away)
-        print(f"{folder}: {told['kept_rows']:,} rows; {sum(n > 0 for n in left)} of {len(left)} "
+        print(f"{folder}: {report['kept_rows']:,} rows; {sum(n > 0 for n in left)} of {len(left)} "
               f"continuations leave ({low:.1%} to {high:.1%}), {steps.rate:.2%} of "
               f"{steps.positions:,} steps ({steps.low:.2%} to {steps.high:.2%}), {places.rate:.2%} "
               f"of {places.positions:,} positions read ({places.low:.2%} to {places.high:.2%})",

@@ -70,10 +70,10 @@ def main() -> None:
     command = [sys.executable, "-m", "lmhead", "explore", "--no-browser", "--port", "0", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        told = ""
-        while process.stdout is not None and not told.rstrip().endswith("}"):
-            told += process.stdout.readline()
-        shoot(json.loads(told)["url"])
+        reported = ""
+        while process.stdout is not None and not reported.rstrip().endswith("}"):
+            reported += process.stdout.readline()
+        shoot(json.loads(reported)["url"])
     finally:
         process.terminate()
 

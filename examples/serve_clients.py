@@ -90,10 +90,10 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     given = parser.parse_args()
     key = os.environ.get("LMHEAD_KEY", "none")
-    told = {"openai": ask_openai(given.url, given.model, key)}
+    reported = {"openai": ask_openai(given.url, given.model, key)}
     if importlib.util.find_spec("litellm") is not None:
-        told["litellm"] = ask_litellm(given.url, given.model, key)
-    print(json.dumps(told))
+        reported["litellm"] = ask_litellm(given.url, given.model, key)
+    print(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -94,8 +94,8 @@ def write_tasks(folder: Path) -> None:
         "texts": [{"text": text} for text in TEXTS],
         "starts": [{"start": start} for start in STARTS],
     }
-    for name, told in rows.items():
-        lines = "".join(json.dumps(row) + "\n" for row in told)
+    for name, reported in rows.items():
+        lines = "".join(json.dumps(row) + "\n" for row in reported)
         (folder / f"{name}.json").write_text(lines)
     for name, text in TASKS.items():
         (folder / f"{name}.yaml").write_text(text.format(folder=folder))
@@ -171,9 +171,9 @@ def main() -> int:
         local = {"pretrained": given.compare, "dtype": "float32"}
         theirs = evaluate(folder, "hf", local, device="cpu")
     worst = 0.0
-    for name, told in answers(ours).items():
-        apart = largest_difference(told, answers(theirs)[name])
-        print(f"{name}: {len(told)} rows, largest difference {apart:.2e}")
+    for name, reported in answers(ours).items():
+        apart = largest_difference(reported, answers(theirs)[name])
+        print(f"{name}: {len(reported)} rows, largest difference {apart:.2e}")
         worst = max(worst, apart)
     return int(worst > 1e-3)
 

@@ -251,7 +251,7 @@ def wrong_calls(group: Any) -> None:
     ranks = ranks_of(group)
     head = ShardedHead.from_head(LMHead(random(V, D)), group)
     h = random(3, D)
-    for ask, told in (
+    for ask, reported in (
         (lambda: head.topk(h, V + 1), "k is"),
         (lambda: head.topk(h[:, :5], 1), "width 5"),
         (lambda: head.score(h, torch.tensor([V])), f"hold {V}"),
@@ -272,7 +272,7 @@ def wrong_calls(group: Any) -> None:
             "tokens",
         ),
     ):  # fmt: skip
-        with pytest.raises(BadInput, match=told):
+        with pytest.raises(BadInput, match=reported):
             ask()
 
 
@@ -281,7 +281,7 @@ def traffic(group: Any, V: int) -> dict[str, float]:
     ranks = ranks_of(group)
     head = ShardedHead.from_head(LMHead(random(V, 32)), group)
     h, t = random(64, 32, seed=1), torch.arange(64)
-    told = {}
+    reported = {}
     for name, ask in (
         ("topk", lambda: head.topk(h, 8)),
         ("score", lambda: head.score(h, t[:8])),
@@ -292,8 +292,8 @@ def traffic(group: Any, V: int) -> dict[str, float]:
     ):
         before = ranks.received
         ask()
-        told[name] = (ranks.received - before) / 64
-    return told
+        reported[name] = (ranks.received - before) / 64
+    return reported
 
 
 def mesh(group: Any) -> None:
@@ -367,8 +367,8 @@ def real_states(group: Any, folder: str, path: str, dtype_name: str) -> dict[str
     first = ranks_of(group).rank == 0
     head = ShardedHead.from_pretrained(folder, group).to(dtype)
     dense = LMHead.from_pretrained(folder).to(dtype) if first else None
-    told: dict[str, Any] = {"rows": len(head.local.weight), "states": 0, "equal": True}
-    told |= {"ulp": 0.0, "topk": 0, "sample": 0, "loss": 0.0}
+    reported: dict[str, Any] = {"rows": len(head.local.weight), "states": 0, "equal": True}
+    reported |= {"ulp": 0.0, "topk": 0, "sample": 0, "loss": 0.0}
     for i, h in enumerate(torch.split(load_file(path)["h"].to(dtype), 100)):
         with torch.no_grad():
             got, best = head(h), head.topk(h, 50)
@@ -378,11 +378,11 @@ def real_states(group: Any, folder: str, path: str, dtype_name: str) -> dict[str
             if dense is None:
                 continue
             z = dense(h)
-            told["states"] += len(h)
-            told["equal"] &= torch.equal(z, got)
+            reported["states"] += len(h)
+            reported["equal"] &= torch.equal(z, got)
             ulp = torch.finfo(dtype).eps * z.abs().amax(-1, keepdim=True)
-            told["ulp"] = max(told["ulp"], float(((z - got).abs() / ulp).max()))
-            told["topk"] += int((ranked(z, 50).ids != best.ids).sum())
-            told["sample"] += int((drawn(z, 1.0, rng(i)) != ids).sum())
-            told["loss"] = max(told["loss"], float((dense.loss(h, t) - loss).abs()))
-    return told
+            reported["ulp"] = max(reported["ulp"], float(((z - got).abs() / ulp).max()))
+            reported["topk"] += int((ranked(z, 50).ids != best.ids).sum())
+            reported["sample"] += int((drawn(z, 1.0, rng(i)) != ids).sum())
+            reported["loss"] = max(reported["loss"], float((dense.loss(h, t) - loss).abs()))
+    return reported

@@ -88,9 +88,9 @@ class World:
     def run(self, where: str, *arguments: Any, size: int = 4) -> list[Any]:
         self.ask(where, *arguments, size=size)
         results = self.answers(list(range(size)))
-        wrong = [told for good, told in results if not good]
+        wrong = [reported for good, reported in results if not good]
         # who was left waiting says so too; the cause is what is not that
-        wrong.sort(key=lambda told: "LostRank" in told[0])
+        wrong.sort(key=lambda reported: "LostRank" in reported[0])
         assert not wrong, wrong[0][1]
         return [value for _, value in results]
 

@@ -20,11 +20,13 @@ def test_states_are_those_the_model_reports(net: Net, family: str) -> None:
     body = TorchBody(net(family))
     states = Blocks(body).states(IDS)
     with torch.no_grad():
-        told = body.model(IDS, output_hidden_states=True, use_cache=False).hidden_states
-    assert len(states) == len(told) == 4  # there the embedding comes first, here the head's input
+        reported = body.model(IDS, output_hidden_states=True, use_cache=False).hidden_states
+    assert (
+        len(states) == len(reported) == 4
+    )  # there the embedding comes first, here the head's input
     for i in (0, 1):  # the last one that the model reports has passed the final norm
-        assert torch.equal(states[i], told[i + 1])
-    assert torch.equal(states[-1], told[-1])
+        assert torch.equal(states[i], reported[i + 1])
+    assert torch.equal(states[-1], reported[-1])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -28,9 +28,9 @@ def test_the_parts_are_the_state(net: Net, family: str, dtype: torch.dtype, posi
     total = sum(part.value for part in found.parts) + found.rounding
     assert torch.allclose(total, found.x, rtol=0, atol=1e-12)
     with torch.no_grad():
-        told = model(torch.tensor([IDS]), output_hidden_states=True, use_cache=False)
-    assert torch.equal(found.h, told.hidden_states[-1][0, position])
-    assert torch.equal(found.logits, told.logits[0, position])
+        reported = model(torch.tensor([IDS]), output_hidden_states=True, use_cache=False)
+    assert torch.equal(found.h, reported.hidden_states[-1][0, position])
+    assert torch.equal(found.logits, reported.logits[0, position])
     kinds = [
         (part.unit.block, part.unit.kind) for part in found.parts if part.unit.block is not None
     ]
@@ -40,7 +40,7 @@ def test_the_parts_are_the_state(net: Net, family: str, dtype: torch.dtype, posi
     for block in range(1, 3):
         below = [p.value for p in found.parts if p.unit.block is None or p.unit.block < block]
         below.append(found.rounding)
-        state = told.hidden_states[block][0, position].double()
+        state = reported.hidden_states[block][0, position].double()
         assert torch.allclose(torch.stack(below).sum(0), state, atol=1e-6)
 
 
@@ -126,5 +126,5 @@ def test_what_was_not_seen_is_refused() -> None:
 def test_units_go_by_their_names(net: Net) -> None:
     model = net("gpt2")
     found = units_of(model, model.transformer.h)
-    told = [(u.name, u.kind, u.block) for u in found.values()][:2]
-    assert told == [("transformer.h.0.attn", "attention", 0), ("transformer.h.0.mlp", "mlp", 0)]
+    reported = [(u.name, u.kind, u.block) for u in found.values()][:2]
+    assert reported == [("transformer.h.0.attn", "attention", 0), ("transformer.h.0.mlp", "mlp", 0)]

@@ -13,9 +13,9 @@ PROMPT = "The capital of France is"
 @pytest.mark.model
 def test_the_most_probable_option(call: Callable[..., Any], smollm2: Path) -> None:
     asked = ("choose", PROMPT, "-o", " Rome", "-o", " Paris")
-    told = json.loads(call(*asked, "--json").stdout)
-    assert [option["text"] for option in told["options"]] == [" Rome", " Paris"]
-    assert told["best"] == told["best_by_mean"] == 1
+    reported = json.loads(call(*asked, "--json").stdout)
+    assert [option["text"] for option in reported["options"]] == [" Rome", " Paris"]
+    assert reported["best"] == reported["best_by_mean"] == 1
     (line,) = (line for line in call(*asked).stdout.splitlines() if "most probable" in line)
     assert '" Paris"' in line
 

@@ -129,9 +129,9 @@ def test_a_field_that_the_result_would_hide_is_refused_at_once(
 def test_device_and_dtype(call: Callable[..., Any], smollm2: Path) -> None:
     where = ("--device", "cpu", "--dtype", "bfloat16")
     assert call("generate", PROMPT, "-n", "2", *where).stdout == f"{PROMPT} Paris.\n"
-    told = json.loads(call("next", PROMPT, "--top", "1", "--json", *where).stdout)["tokens"][0]
-    assert told["id"] == 7042
-    assert told["logit"] == float(torch.tensor(told["logit"]).bfloat16())  # it did run so
+    reported = json.loads(call("next", PROMPT, "--top", "1", "--json", *where).stdout)["tokens"][0]
+    assert reported["id"] == 7042
+    assert reported["logit"] == float(torch.tensor(reported["logit"]).bfloat16())  # it did run so
     (score,) = json.loads(call("score", " Paris", "--prompt", PROMPT, "--json", *where).stdout)[
         "scores"
     ]

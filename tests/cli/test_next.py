@@ -20,9 +20,9 @@ def test_the_distribution_after_the_filters(call: Callable[..., Any], smollm2: P
     assert lines[0].split() == ["token", "id", "logit", "probability", "after"]
     assert sum("cut" in line for line in lines) == 2
     assert "filter" not in done.stdout  # without --trace
-    told = json.loads(call(*arguments, "--json").stdout)
-    assert [t["after"] > 0 for t in told["tokens"]] == [True, True, False, False]
-    assert told["trace"] is None
+    reported = json.loads(call(*arguments, "--json").stdout)
+    assert [t["after"] > 0 for t in reported["tokens"]] == [True, True, False, False]
+    assert reported["trace"] is None
     traced = json.loads(call(*arguments, "--json", "--trace").stdout)
     assert [s["name"] for s in traced["trace"]["steps"]] == ["logits", "min_tokens", "top_k"]
     assert traced["trace"]["steps"][1]["cut"] > 0

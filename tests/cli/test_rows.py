@@ -28,8 +28,8 @@ def test_json_lines_keep_every_field(tmp_path: Path) -> None:
     file.write_text('{"prompt": "a", "n": 1}\n{"prompt": "b", "tags": [2]}\n')
     assert rows(file, "prompt") == [{"prompt": "a", "n": 1}, {"prompt": "b", "tags": [2]}]
     row = next(rows_of(file, "prompt"))
-    told = row.with_result({"prompt": "a", "text": "c"}, given=["prompt"])
-    assert told == {"prompt": "a", "n": 1, "text": "c"}
+    reported = row.with_result({"prompt": "a", "text": "c"}, given=["prompt"])
+    assert reported == {"prompt": "a", "n": 1, "text": "c"}
     with pytest.raises(BadInput, match='has a field "n", which the result has too'):
         row.with_result({"n": 2})
 

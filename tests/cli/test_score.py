@@ -39,11 +39,11 @@ def test_several_texts_one_line_each(run: Callable[..., Any], smollm2: Path) -> 
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["text", "tokens", "log-probability", "perplexity"]
     assert lines[-1].startswith("all 2")
-    told = json.loads(run(" Paris", " Rome", "--prompt", PROMPT, "--json", "--summary").stdout)
-    assert [s["text"] for s in told["scores"]] == [" Paris", " Rome"]
-    assert "logprobs" not in told["scores"][0]
-    mean = sum(s["logprob"] for s in told["scores"]) / 2
-    assert told["perplexity"] == pytest.approx(math.exp(-mean))
+    reported = json.loads(run(" Paris", " Rome", "--prompt", PROMPT, "--json", "--summary").stdout)
+    assert [s["text"] for s in reported["scores"]] == [" Paris", " Rome"]
+    assert "logprobs" not in reported["scores"][0]
+    mean = sum(s["logprob"] for s in reported["scores"]) / 2
+    assert reported["perplexity"] == pytest.approx(math.exp(-mean))
 
 
 @pytest.mark.model
@@ -56,11 +56,11 @@ def test_json_lines_in_and_out(run: Callable[..., Any], smollm2: Path, tmp_path:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = run(str(file))
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [{k: v for k, v in row.items() if k != "score"} for row in told] == rows
-    assert told[0]["score"]["logprob"] == pytest.approx(math.log(0.7725), abs=1e-3)
-    assert told[1]["score"]["logprobs"][0] is None
-    assert told[2]["score"]["logprob"] < told[0]["score"]["logprob"]
+    reported = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [{k: v for k, v in row.items() if k != "score"} for row in reported] == rows
+    assert reported[0]["score"]["logprob"] == pytest.approx(math.log(0.7725), abs=1e-3)
+    assert reported[1]["score"]["logprobs"][0] is None
+    assert reported[2]["score"]["logprob"] < reported[0]["score"]["logprob"]
     assert run("-", stdin=file.read_text()).stdout == done.stdout
 
 
@@ -70,10 +70,10 @@ def test_files_line_by_line_or_whole(
 ) -> None:
     file = tmp_path / "texts.txt"
     file.write_text("Hello there.\nHow are you?\n")
-    told = json.loads(run(str(file), "--json").stdout)["scores"]
-    assert [s["text"] for s in told] == ["Hello there.", "How are you?"]
+    reported = json.loads(run(str(file), "--json").stdout)["scores"]
+    assert [s["text"] for s in reported] == ["Hello there.", "How are you?"]
     piped = json.loads(run("-", "--json", stdin=file.read_text()).stdout)["scores"]
-    assert piped == told
+    assert piped == reported
     (whole,) = json.loads(run(str(file), "--whole", "--json").stdout)["scores"]
     assert whole["text"] == file.read_text()
 

@@ -61,14 +61,16 @@ def test_why_adds_up_on_any_terminal(
         lines = done.stdout.splitlines()
         assert all(len(line) <= width for line in lines[:8])  # the last one wraps by itself
         assert lines[2].startswith("block 23 attention")
-        told = {line.split()[0]: float(line.split()[-3]) for line in lines if "sum" in line}
-        assert told["sum"] == pytest.approx(4.1263, abs=1e-3)
+        reported = {line.split()[0]: float(line.split()[-3]) for line in lines if "sum" in line}
+        assert reported["sum"] == pytest.approx(4.1263, abs=1e-3)
     picture = tmp_path / "why.png"
-    told = json.loads(
+    reported = json.loads(
         call("why", PROMPT, "--token", "#7042", "--heads", "--plot", str(picture), "--json").stdout
     )
-    assert sum(r["value"] for r in told["reasons"]) == pytest.approx(told["logit"], abs=1e-6)
-    assert {r["head"] for r in told["reasons"] if r["kind"] == "attention"} == set(range(9))
+    assert sum(r["value"] for r in reported["reasons"]) == pytest.approx(
+        reported["logit"], abs=1e-6
+    )
+    assert {r["head"] for r in reported["reasons"] if r["kind"] == "attention"} == set(range(9))
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -91,12 +93,12 @@ def test_lens_shows_the_last_positions_where_room_is_short(
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert call("lens", PROMPT, "--position", "5").returncode == 2
     # one position is all that is computed for a table, and it is the same one
-    told = json.loads(call("lens", PROMPT, "--json").stdout)
+    reported = json.loads(call("lens", PROMPT, "--json").stdout)
     for position in (1, -2):
         done = call("lens", PROMPT, "--position", str(position))
-        cell = told["rows"][-1]["cells"][position]
+        cell = reported["rows"][-1]["cells"][position]
         assert f"{cell['entropy']:.2f}" in done.stdout.splitlines()[2]
-        assert f"behind {told['tokens'][position]!r}" in done.stdout
+        assert f"behind {reported['tokens'][position]!r}" in done.stdout
 
 
 @pytest.mark.model
@@ -109,8 +111,8 @@ def test_read_colours_lists_and_writes_a_page(call: Call, smollm2: Path, tmp_pat
     assert "Berlin" in page.read_text(encoding="utf-8")
     refused = call("read", text, "--html", str(page), "-m", str(tmp_path / "no-model"))
     assert (refused.returncode, "no-model" in refused.stderr) == (2, False)
-    told = json.loads(call("read", "-", "--json", stdin=text).stdout)
-    assert [t["text"] for t in told["tokens"]][-2:] == [" Berlin", "."]
+    reported = json.loads(call("read", "-", "--json", stdin=text).stdout)
+    assert [t["text"] for t in reported["tokens"]][-2:] == [" Berlin", "."]
     listed = call("read", text, "--surprises", "--top", "2").stdout.splitlines()
     assert len(listed) == 4
 

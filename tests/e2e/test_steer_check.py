@@ -42,14 +42,14 @@ def test_check_at_the_head(
     check = ("steer", "check", path, "-m", smollm2, "--prompts", few, "--budget", 2)
     code, out, err = call(capsys, *check, "--json", "--plot", plot)
     assert code == 1, err
-    told = json.loads(out)
-    certificate, audit = told["certificate"], told["audit"]
+    reported = json.loads(out)
+    certificate, audit = reported["certificate"], reported["audit"]
     assert {"range", "kl_bound", "tv_bound", "max_alpha"} <= certificate.keys()
     v = SteeringVector.load(path)
     assert certificate["max_alpha"] == pytest.approx(
         alpha_for(LMHead.from_pretrained(smollm2), v, 2.0), rel=1e-6
     )
-    assert told["within_budget"] is False
+    assert reported["within_budget"] is False
     assert audit["max_range"] == pytest.approx(certificate["range"], rel=1e-4)
     assert audit["max_kl"] <= certificate["kl_bound"]
     assert plot.read_bytes()[:4] == b"\x89PNG"
@@ -93,15 +93,15 @@ def test_generate_steered(
     assert "fitted" not in err
     code, out, err = call(capsys, *prompt, "--steer", control, "--budget", 1.5, "--json")
     assert code == 0, err
-    told = json.loads(out)["steering"]
+    reported = json.loads(out)["steering"]
     assert "of alpha keeps the budget 1.5, on plain texts" in " ".join(err.split())
-    assert told["fit"] is True
-    assert told["alpha"][0] < 200
-    assert told["layers"] == [15]
-    assert 0 < told["guard"]["max_range"] <= 1.5
-    assert told["guard"]["tokens"] == 12
+    assert reported["fit"] is True
+    assert reported["alpha"][0] < 200
+    assert reported["layers"] == [15]
+    assert 0 < reported["guard"]["max_range"] <= 1.5
+    assert reported["guard"]["tokens"] == 12
     own = json.loads(out)["generations"][0]["guard"]
-    assert own == told["guard"]
+    assert own == reported["guard"]
     assert len(own["kl"]) == 12
 
 
@@ -117,9 +117,9 @@ def test_a_budget_at_the_head_needs_no_guard(
     code, out, err = call(capsys, *prompt, "--steer", path, "--budget", 1)
     assert code == 0
     assert "made to detect" not in err
-    told = json.loads(out)
-    assert told["steering"]["guard"] is None
-    assert told["generations"][0]["text"] != wild
+    reported = json.loads(out)
+    assert reported["steering"]["guard"] is None
+    assert reported["generations"][0]["text"] != wild
 
 
 def test_convert_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

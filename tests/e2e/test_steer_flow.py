@@ -39,11 +39,11 @@ def test_what_training_keeps_every_command_keeps(
     code, out, err = call(capsys, "steer", "check", path, *at, "--prompts", few, "--json")
     assert code == 0, err
     assert "warning" not in err
-    told = json.loads(out)
-    assert told["within_budget"] is True
-    assert told["alpha"] == alpha
-    assert alpha <= told["certificate"]["max_alpha"] <= alpha * (1 + 1e-6)
-    largest = told["certificate"]["max_alpha"]
+    reported = json.loads(out)
+    assert reported["within_budget"] is True
+    assert reported["alpha"] == alpha
+    assert alpha <= reported["certificate"]["max_alpha"] <= alpha * (1 + 1e-6)
+    largest = reported["certificate"]["max_alpha"]
 
     prompt = ("generate", "The capital of Peru is", *at, "-n", 2, "--json", "--steer", path)
     texts = []
@@ -51,9 +51,9 @@ def test_what_training_keeps_every_command_keeps(
         code, out, err = call(capsys, *prompt, *options)
         assert code == 0, err
         assert "warning" not in err
-        told = json.loads(out)
-        assert told["steering"]["alpha"] == [largest if "--alpha" in options else alpha]
-        texts.append(told["generations"][0]["text"])
+        reported = json.loads(out)
+        assert reported["steering"]["alpha"] == [largest if "--alpha" in options else alpha]
+        texts.append(reported["generations"][0]["text"])
     assert len(set(texts)) == 1
 
     code, out, err = call(capsys, *prompt, "--budget", 2, "--kl-cap", 0.5)

@@ -23,10 +23,10 @@ def together(*words: str, size: int = 2) -> list[tuple[int, str, str]]:
         world.close()
 
 
-def first_alone(told: list[tuple[int, str, str]]) -> dict[str, Any]:
-    assert [code for code, _, _ in told] == [0] * len(told), told[0][2]
-    assert all((out, err) == ("", "") for _, out, err in told[1:])
-    result: dict[str, Any] = json.loads(told[0][1])
+def first_alone(reported: list[tuple[int, str, str]]) -> dict[str, Any]:
+    assert [code for code, _, _ in reported] == [0] * len(reported), reported[0][2]
+    assert all((out, err) == ("", "") for _, out, err in reported[1:])
+    result: dict[str, Any] = json.loads(reported[0][1])
     return result
 
 
@@ -45,24 +45,26 @@ def test_next_by_torchrun_itself(model: Any) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)["tokens"]  # one object: the second rank is silent
+    reported = json.loads(done.stdout)["tokens"]  # one object: the second rank is silent
     alone = lmhead.next_tokens(PROMPT, model, top=5).tokens
-    assert [row["id"] for row in told] == [row.id for row in alone]
-    assert [row["logit"] for row in told] == pytest.approx([row.logit for row in alone], abs=1e-4)
+    assert [row["id"] for row in reported] == [row.id for row in alone]
+    assert [row["logit"] for row in reported] == pytest.approx(
+        [row.logit for row in alone], abs=1e-4
+    )
 
 
 def test_generate_and_score(model: Any) -> None:
     controls = ("--temperature", "0.9", "--seed", "3", "-n", "12")
-    told = first_alone(together("generate", PROMPT, *controls, "--json", size=3))
+    reported = first_alone(together("generate", PROMPT, *controls, "--json", size=3))
     (alone,) = lmhead.generate(PROMPT, model, temperature=0.9, seed=3, max_tokens=12)
-    assert told["generations"][0]["ids"] == list(alone.ids)
+    assert reported["generations"][0]["ids"] == list(alone.ids)
     unseeded = first_alone(
         together("generate", PROMPT, "--temperature", "1.5", "-n", "8", "--json")
     )
     assert len(unseeded["generations"][0]["ids"]) == 8
-    told = first_alone(together("score", "Paris is in France.", "--json"))
+    reported = first_alone(together("score", "Paris is in France.", "--json"))
     (score,) = lmhead.score_text("Paris is in France.", model)
-    assert told["scores"][0]["logprob"] == pytest.approx(score.logprob, abs=1e-4)
+    assert reported["scores"][0]["logprob"] == pytest.approx(score.logprob, abs=1e-4)
 
 
 def test_what_ranks_cannot_do() -> None:
@@ -70,8 +72,8 @@ def test_what_ranks_cannot_do() -> None:
         (["inspect", "smollm2-135m"], "runs on one; expected one of next, generate, score"),
         (["next", "-"], "ranks cannot share stdin"),
     ):
-        told = together(*words)
-        assert [code for code, _, _ in told] == [2, 2]
-        assert expected in told[0][2]
-        assert told[0][2].count("\n") == 1
-        assert told[1][1:] == ("", "")
+        reported = together(*words)
+        assert [code for code, _, _ in reported] == [2, 2]
+        assert expected in reported[0][2]
+        assert reported[0][2].count("\n") == 1
+        assert reported[1][1:] == ("", "")

@@ -131,6 +131,6 @@ def test_on_two_ranks_it_has_the_losses_of_one(
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["losses"] == pytest.approx(whole["losses"], abs=2e-3)
-    assert told["losses"][:5] == pytest.approx(whole["losses"][:5], abs=1e-5)
+    reported = json.loads(done.stdout)
+    assert reported["losses"] == pytest.approx(whole["losses"], abs=2e-3)
+    assert reported["losses"][:5] == pytest.approx(whole["losses"][:5], abs=1e-5)

@@ -334,19 +334,19 @@ def finish(pid: int) -> tuple[bool, int]:
 
 def first_run(command: Command, place: Place, which: str) -> int:
     """Run a command, then import here what it had to import, so that no other fork has to."""
-    told = place.inputs.parent / "modules"
+    reported = place.inputs.parent / "modules"
 
     def tell_at_the_end() -> None:
         end = os._exit
 
         def tell(code: int) -> NoReturn:
-            told.write_text("\n".join(sys.modules))
+            reported.write_text("\n".join(sys.modules))
             end(code)
 
         os._exit = tell
 
     code = finish(start(command, place, which, tell_at_the_end))[1]
-    for name in told.read_text().split("\n"):
+    for name in reported.read_text().split("\n"):
         with contextlib.suppress(Exception):  # parts of others, which came with them
             importlib.import_module(name)
     return code
@@ -428,9 +428,9 @@ def kill_at_rename(number: int, late: bool) -> None:
     whole._exchanged = watched(whole._exchanged)
 
 
-def count_writes(disk: Path, told: Path) -> None:
+def count_writes(disk: Path, reported: Path) -> None:
     """Let this process add a byte to a file each time it is about to change something on a disk."""
-    handle = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    handle = os.open(reported, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     _at_writes(disk, lambda: os.write(handle, b"."))
 
 
@@ -525,14 +525,14 @@ def at_known_moments(
     command: Command, place: Place, found: Found, archive: Path, known: list[dict[str, str]]
 ) -> None:
     """Kill a command at changes of the disk and around its renames."""
-    told, old = place.inputs.parent / "writes", not command.once
+    reported, old = place.inputs.parent / "writes", not command.once
 
     def killed_by(prepare: Callable[[], None]) -> bool:
         fresh(command, place, old, archive)
         return finish(start(command, place, "new", prepare))[0]
 
-    killed_by(lambda: count_writes(place.disk, told))
-    writes = told.stat().st_size
+    killed_by(lambda: count_writes(place.disk, reported))
+    writes = reported.stat().st_size
     for number in sorted({1 + k * writes // AT_WRITES for k in range(AT_WRITES)} if writes else ()):
         found.writes += killed_by(lambda n=number: kill_at_write(place.disk, n))
         judge(command, place, found, known, old, f"killed at change {number} of {writes}")

@@ -19,8 +19,8 @@ OPTIONS = [" London", " Paris", " the city of Paris, on the Seine"]
 def test_the_sums_are_those_of_score_text(smollm2: Path) -> None:
     model = load(smollm2)
     choice = choose(PROMPT, OPTIONS, model, head=model.head)
-    told = score_text(OPTIONS, model, prompt=PROMPT)
-    for option, score in zip(choice.options, told, strict=True):
+    reported = score_text(OPTIONS, model, prompt=PROMPT)
+    for option, score in zip(choice.options, reported, strict=True):
         assert option.logprob == pytest.approx(score.logprob, abs=1e-4)
         assert option.mean == pytest.approx(score.logprob / score.scored, abs=1e-4)
         assert option.ids == score.ids

@@ -163,13 +163,13 @@ def test_events_tell_everything(tiny: Tiny) -> None:
     id_ = engine.submit(
         Request([5, 6, 7], sampler(model, logprobs=1), max_tokens=5, prompt="w5 w6 w7")
     )
-    told = list(engine.run())
-    result = told[-1].result
+    reported = list(engine.run())
+    result = reported[-1].result
     assert result is not None
-    assert [event.id for event in told] == [id_] * len(told)
-    assert tuple(event.token for event in told) == result.ids
-    assert "".join(event.text for event in told) == result.text
-    assert tuple(event.logprobs for event in told) == result.logprobs
+    assert [event.id for event in reported] == [id_] * len(reported)
+    assert tuple(event.token for event in reported) == result.ids
+    assert "".join(event.text for event in reported) == result.text
+    assert tuple(event.logprobs for event in reported) == result.logprobs
     assert (result.prompt, result.prompt_ids) == ("w5 w6 w7", (5, 6, 7))
     assert engine.step() == []
 
@@ -235,11 +235,11 @@ def test_one_request_that_cannot_go_on_does_not_end_the_others(tiny: Tiny) -> No
     good = engine.submit(request)
     bad = engine.submit(Request([5], stuck, max_tokens=9))
     free = engine.submit(Request([9], stuck, max_tokens=1))
-    told = list(engine.run())
-    errors = [event for event in told if event.error is not None]
+    reported = list(engine.run())
+    errors = [event for event in reported if event.error is not None]
     assert [event.id for event in errors] == [bad]
     assert isinstance(errors[0].error, BadInput)
-    results = {event.id: event.result for event in told if event.result}
+    results = {event.id: event.result for event in reported if event.result}
     assert results[good] == alone(model, request)
     assert results[free].ids == (5,)
 
@@ -370,8 +370,8 @@ def test_a_model_that_fails_loses_its_batch_and_nothing_else(tiny: Tiny) -> None
         engine.step()
     handle.remove()
     assert (engine.running, engine.waiting) == (0, 1)
-    told: list[Event] = list(engine.run())
-    assert told[-1].result == alone(model, Request([5, 6], sampler(model), max_tokens=3))
+    reported: list[Event] = list(engine.run())
+    assert reported[-1].result == alone(model, Request([5, 6], sampler(model), max_tokens=3))
 
 
 def test_requests_that_are_sampled_differently_read_the_weight_once(tiny: Tiny) -> None:

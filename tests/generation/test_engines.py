@@ -205,12 +205,12 @@ def test_a_stale_copy_beside_the_model_is_made_anew_and_told(
     engine(linked, "screened")
     capsys.readouterr()
     other = replace(linked, head=LMHead(linked.head.weight.detach() * 2))
-    told: list[str] = []
-    assert isinstance(engine(other, note=told.append), ScreenedHead)
-    assert len(told) == 1
-    assert "making the int8 copy" in told[0]
-    assert isinstance(engine(other, note=told.append), ScreenedHead)
-    assert len(told) == 1
+    reported: list[str] = []
+    assert isinstance(engine(other, note=reported.append), ScreenedHead)
+    assert len(reported) == 1
+    assert "making the int8 copy" in reported[0]
+    assert isinstance(engine(other, note=reported.append), ScreenedHead)
+    assert len(reported) == 1
 
 
 @pytest.mark.parametrize("wrong", ["smollm2-135m", None, 3])

@@ -317,8 +317,8 @@ def test_a_model_in_memory_with_its_tokenizer(model: Model) -> None:
     assert generate(PROMPTS[0], mine, tokenizer=tokenizer, max_tokens=4)[0] == expected
     assert "".join(stream(PROMPTS[0], mine, tokenizer=tokenizer, max_tokens=4)) == expected.text
     assert next_tokens(PROMPTS[0], mine, tokenizer=tokenizer).tokens[0].id == expected.ids[0]
-    (told,) = score_text([expected.ids], mine, tokenizer=tokenizer, prompt=PROMPTS[0])
-    assert told.tokens[0] == " Paris"
+    (reported,) = score_text([expected.ids], mine, tokenizer=tokenizer, prompt=PROMPTS[0])
+    assert reported.tokens[0] == " Paris"
     with pytest.raises(BadInput, match="tokenizer"):
         generate(PROMPTS[0], mine)
     with pytest.raises(BadInput, match="expected"):

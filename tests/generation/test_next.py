@@ -15,18 +15,18 @@ PROMPT = "The capital of France is"
 
 
 def test_the_prompt_comes_first_and_may_be_ids(model: Model) -> None:
-    told = next_tokens(PROMPT, model, top=3)
-    assert (told.tokens[0].id, told.tokens[0].token) == (7042, " Paris")
-    assert told.tokens[0].after is None
-    assert told.trace is None
-    assert next_tokens(model.encode(PROMPT), model, top=3) == told
+    reported = next_tokens(PROMPT, model, top=3)
+    assert (reported.tokens[0].id, reported.tokens[0].token) == (7042, " Paris")
+    assert reported.tokens[0].after is None
+    assert reported.trace is None
+    assert next_tokens(model.encode(PROMPT), model, top=3) == reported
     with pytest.warns(DeprecationWarning, match=r"now next_tokens\(prompt, model\)"):
-        assert next_tokens(model, PROMPT, top=3) == told
+        assert next_tokens(model, PROMPT, top=3) == reported
 
 
 def test_after_is_what_generation_draws_from(model: Model) -> None:
     controls = {"top_k": 4, "temperature": 0.7, "banned_ids": (7042,), "logit_bias": {198: 20.0}}
-    told = next_tokens(PROMPT, model, top=8, **controls)
+    reported = next_tokens(PROMPT, model, top=8, **controls)
     with torch.no_grad():
         z = model.body.model(torch.tensor([model.encode(PROMPT)])).logits[0, -1].double()
     plain = z.softmax(-1)
@@ -34,24 +34,24 @@ def test_after_is_what_generation_draws_from(model: Model) -> None:
     z[198] += 20
     kept = z.topk(4)
     expected = dict(zip(kept.indices.tolist(), (kept.values / 0.7).softmax(-1), strict=True))
-    assert [t.id for t in told.tokens[:4]] == kept.indices.tolist()
-    for token in told.tokens:
+    assert [t.id for t in reported.tokens[:4]] == kept.indices.tolist()
+    for token in reported.tokens:
         assert token.after == pytest.approx(float(expected.get(token.id, 0.0)), abs=1e-5)
         assert token.probability == pytest.approx(float(plain[token.id]), abs=1e-5)
     # what was cut comes last, the most probable first
-    cut = [t.probability for t in told.tokens[4:]]
-    assert told.tokens[4].id == 7042
+    cut = [t.probability for t in reported.tokens[4:]]
+    assert reported.tokens[4].id == 7042
     assert cut == sorted(cut, reverse=True)
-    assert told.rest_after == pytest.approx(0.0, abs=1e-6)
-    assert told.rest + sum(t.probability for t in told.tokens) == pytest.approx(1)
-    assert told == next_tokens(PROMPT, model, top=8, params=SamplingParams(**controls))  # type: ignore[arg-type]
-    assert json.loads(json.dumps(told.to_dict(), allow_nan=False))["tokens"][0]["id"] == 198
+    assert reported.rest_after == pytest.approx(0.0, abs=1e-6)
+    assert reported.rest + sum(t.probability for t in reported.tokens) == pytest.approx(1)
+    assert reported == next_tokens(PROMPT, model, top=8, params=SamplingParams(**controls))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(reported.to_dict(), allow_nan=False))["tokens"][0]["id"] == 198
 
 
 def test_min_tokens_bans_the_models_own_stop_ids(model: Model) -> None:
-    told = next_tokens(PROMPT, model, min_tokens=1)
-    assert told.trace is not None
-    (step,) = (s for s in told.trace.steps if s.name == "min_tokens")
+    reported = next_tokens(PROMPT, model, min_tokens=1)
+    assert reported.trace is not None
+    (step,) = (s for s in reported.trace.steps if s.name == "min_tokens")
     assert step.left == model.reachable - len(model.stop_ids)
 
 

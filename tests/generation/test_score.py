@@ -32,9 +32,9 @@ def theirs(model: Model, ids: list[int]) -> list[float]:
 
 def test_scores_are_those_of_transformers(model: Model) -> None:
     for batch_size in (1, 3):
-        told = score_text(TEXTS, model, batch_size=batch_size)
-        assert [s.text for s in told] == list(TEXTS)
-        for s in told:
+        reported = score_text(TEXTS, model, batch_size=batch_size)
+        assert [s.text for s in reported] == list(TEXTS)
+        for s in reported:
             ids = model.encode(s.text)
             assert list(s.ids) == ids
             assert s.logprobs[0] is None  # this tokenizer puts nothing before a text
@@ -49,11 +49,14 @@ def test_scores_are_those_of_transformers(model: Model) -> None:
     (alone,) = score_text("a", model)
     assert (alone.scored, alone.logprob, alone.perplexity) == (0, 0.0, None)
     assert perplexity([alone]) is None
-    assert perplexity(told) == pytest.approx(
-        math.exp(-sum(s.logprob for s in told) / sum(s.scored for s in told))
+    assert perplexity(reported) == pytest.approx(
+        math.exp(-sum(s.logprob for s in reported) / sum(s.scored for s in reported))
     )
-    assert json.loads(json.dumps(told[0].to_dict(), allow_nan=False))["scored"] == told[0].scored
-    assert "logprobs" not in told[0].to_dict(tokens=False)
+    assert (
+        json.loads(json.dumps(reported[0].to_dict(), allow_nan=False))["scored"]
+        == reported[0].scored
+    )
+    assert "logprobs" not in reported[0].to_dict(tokens=False)
     assert lmhead.score_text is score_text
 
 
@@ -75,9 +78,9 @@ def test_a_prompt_stands_before_and_is_not_scored(model: Model) -> None:
 
 def test_a_token_over_the_boundary_belongs_to_the_text(model: Model) -> None:
     whole = model.encode("The capital of France is Paris")
-    (told,) = score_text("ris", model, prompt="The capital of France is Pa")
-    assert list(told.ids) == whole[-1:]
-    assert told.logprob == pytest.approx(theirs(model, whole)[-1], abs=5e-5)
+    (reported,) = score_text("ris", model, prompt="The capital of France is Pa")
+    assert list(reported.ids) == whole[-1:]
+    assert reported.logprob == pytest.approx(theirs(model, whole)[-1], abs=5e-5)
 
 
 def test_a_chat_scores_the_answer(model: Model) -> None:
@@ -85,10 +88,10 @@ def test_a_chat_scores_the_answer(model: Model) -> None:
         [{"role": "user", "content": "Say hello."}], tokenize=False, add_generation_prompt=True
     )
     ids = model.tokenizer(said + "Hello!", add_special_tokens=False)["input_ids"]
-    (told,) = score_text("Hello!", model, prompt="Say hello.", chat=True)
-    n = len(told.ids)
-    assert list(told.ids) == ids[-n:]
-    assert list(told.logprobs) == pytest.approx(theirs(model, ids)[-n:], abs=5e-5)
+    (reported,) = score_text("Hello!", model, prompt="Say hello.", chat=True)
+    n = len(reported.ids)
+    assert list(reported.ids) == ids[-n:]
+    assert list(reported.logprobs) == pytest.approx(theirs(model, ids)[-n:], abs=5e-5)
 
 
 def test_a_token_that_the_tokenizer_adds_gives_the_first_token_a_score(model: Model) -> None:
@@ -104,12 +107,12 @@ def test_a_token_that_the_tokenizer_adds_gives_the_first_token_a_score(model: Mo
     with_bos = replace(model, tokenizer=tokenizer)
     ids = model.encode(TEXTS[0])
     assert with_bos.encode(TEXTS[0]) == [0, *ids, 2]
-    (told,) = score_text(TEXTS[0], with_bos)
-    assert list(told.ids) == ids  # the text alone
-    assert list(told.logprobs) == pytest.approx(theirs(model, [0, *ids]), abs=5e-5)
-    (told,) = score_text(" Paris", with_bos, prompt="The capital of France is")
+    (reported,) = score_text(TEXTS[0], with_bos)
+    assert list(reported.ids) == ids  # the text alone
+    assert list(reported.logprobs) == pytest.approx(theirs(model, [0, *ids]), abs=5e-5)
+    (reported,) = score_text(" Paris", with_bos, prompt="The capital of France is")
     whole = [0, *model.encode("The capital of France is Paris")]
-    assert told.logprob == pytest.approx(theirs(model, whole)[-1], abs=5e-5)
+    assert reported.logprob == pytest.approx(theirs(model, whole)[-1], abs=5e-5)
 
 
 def test_a_text_beyond_the_context_needs_a_stride(
@@ -121,14 +124,14 @@ def test_a_text_beyond_the_context_needs_a_stride(
     monkeypatch.setattr(type(model.body), "context", 8)
     with pytest.raises(BadInput, match=rf"has {n} tokens .* reads at most 8; .*stride"):
         score_text(text, model)
-    (told,) = score_text(text, model, stride=3)
-    assert told.scored == n - 1
+    (reported,) = score_text(text, model, stride=3)
+    assert reported.scored == n - 1
     expected, start, end = [], 0, 1
     while end < n:
         stop = min(start + 8, n)
         expected += theirs(model, ids[start:stop])[end - start - 1 :]
         end, start = stop, min(start + 3, n - 8)
-    assert list(told.logprobs[1:]) == pytest.approx(expected, abs=5e-5)
+    assert list(reported.logprobs[1:]) == pytest.approx(expected, abs=5e-5)
     with pytest.raises(BadInput, match="stride is 8; expected less than the 8"):
         score_text(text, model, stride=8)
 

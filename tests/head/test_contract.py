@@ -194,7 +194,7 @@ def test_score_has_gradients() -> None:
 @engines
 def test_ids_that_cannot_be_scored(make: Make) -> None:
     head, h = make(plain()), random(3, D, seed=2)
-    for ids, told in (
+    for ids, reported in (
         (torch.tensor([V]), f"hold {V}"),
         (torch.tensor([-1]), "hold -1"),
         (torch.tensor([0.5]), "whole numbers"),
@@ -203,7 +203,7 @@ def test_ids_that_cannot_be_scored(make: Make) -> None:
         (torch.tensor(3), "own ones for each"),
         ([1, 2], "tensor"),
     ):
-        with pytest.raises(BadInput, match=told):
+        with pytest.raises(BadInput, match=reported):
             head.score(h, ids)  # type: ignore[arg-type]
 
 
@@ -280,14 +280,14 @@ def test_edits_come_first(make: Make) -> None:
 @pytest.mark.parametrize("state", [1.0, math.nan])
 def test_edits_that_cannot_be_done(make: Make, state: float) -> None:
     head, h = make(plain()), torch.full((2, D), state)
-    for edit, told in (
+    for edit, reported in (
         (Edit(torch.tensor([1, 2]), lambda z: z[:1]), r"shape \[1\]; expected a tensor \[2\]"),
         (Edit(torch.tensor([1, 2]), lambda z: z.tolist()), "list; expected a tensor"),
         (Edit.ban([V]), f"the id {V}"),
         ([EDITS], "1 edits for 2 states"),
         ([EDITS, "none"], "str; expected lmhead.Edit"),
     ):
-        with pytest.raises(BadInput, match=told):
+        with pytest.raises(BadInput, match=reported):
             head.topk(h, 3, edits=edit)  # type: ignore[arg-type]
     for ids in (torch.tensor([True, False]), torch.tensor([1.0]), torch.tensor([[1]]), [1]):
         with pytest.raises(BadInput, match="an edit got ids"):

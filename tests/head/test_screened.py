@@ -375,11 +375,11 @@ def test_an_answer_does_not_depend_on_the_rest_of_the_batch(dtype):
 
     def asked(states: torch.Tensor, first: int) -> list[torch.Tensor]:
         best = head.topk(states, 12)
-        told = [best.ids, best.logits, head.logprobs(states, best.ids, error=0.05)]
+        reported = [best.ids, best.logits, head.logprobs(states, best.ids, error=0.05)]
         for cut in cuts:
             own = [torch.Generator().manual_seed(first + n) for n in range(len(states))]
-            told.append(head.sample(states, 0.9, generator=own, **cut))
-        return told
+            reported.append(head.sample(states, 0.9, generator=own, **cut))
+        return reported
 
     alone = [asked(h[n : n + 1], n) for n in range(16)]
     for size in (2, 3, 4, 7, 16):
@@ -408,10 +408,10 @@ def test_log_probabilities_are_as_close_as_they_are_said_to_be():
     ids = torch.randint(0, 1900, (2, 3, 4), generator=g)
     exact = head(h)[..., :1900].double().log_softmax(-1).gather(-1, ids)
     for error in (0.5, 0.05, 0.001, 0.0):
-        told = screened.logprobs(h, ids, error=error, limit=1900)
-        assert told.shape == ids.shape
-        assert (told - exact).abs().max() <= error + 1e-4
-        assert torch.equal(told, screened.logprobs(h, ids, error=error, limit=1900))
+        reported = screened.logprobs(h, ids, error=error, limit=1900)
+        assert reported.shape == ids.shape
+        assert (reported - exact).abs().max() <= error + 1e-4
+        assert torch.equal(reported, screened.logprobs(h, ids, error=error, limit=1900))
     with pytest.raises(BadInput, match="error"):
         screened.logprobs(h, ids, error=-1.0)
     torch.testing.assert_close(head.logprobs(h, ids[0, 0], limit=1900)[0, 0].double(), exact[0, 0])

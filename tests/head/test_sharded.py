@@ -110,9 +110,11 @@ def test_real_states(world: World, smollm2: Path, tmp_path: Path) -> None:
     path = tmp_path / "states.safetensors"
     save_file({"h": h[0].contiguous()}, path)
     for size, dtype in ((3, "float32"), (4, "bfloat16")):
-        told = world.run("sharded_checks.real_states", str(smollm2), str(path), dtype, size=size)
-        assert sum(t["rows"] for t in told) == 49_152
-        one = told[0]
+        reported = world.run(
+            "sharded_checks.real_states", str(smollm2), str(path), dtype, size=size
+        )
+        assert sum(t["rows"] for t in reported) == 49_152
+        one = reported[0]
         assert one["states"] == 60
         assert (one["topk"], one["sample"]) == (0, 0)
         assert one["loss"] <= 2e-6  # of about 17

@@ -33,8 +33,8 @@ def test_a_fine_tune_tells_the_rows_that_moved(save: Any) -> None:
     first = result.moved[0]
     moved = (weights[1] - weights[0])[first.id].norm() / weights[0][first.id].norm()
     assert first.distance == pytest.approx(float(moved), rel=1e-5)
-    told = result.on_text
-    assert told is not None
+    reported = result.on_text
+    assert reported is not None
     best, lps = [], []
     for folder in (a, b):
         model = load(folder)
@@ -44,12 +44,12 @@ def test_a_fine_tune_tells_the_rows_that_moved(save: Any) -> None:
         best.append(z.argmax(-1))
         lps.append(z.log_softmax(-1))
     kl = (lps[0].exp() * (lps[0] - lps[1])).sum(-1)
-    assert told.positions == 7
-    assert told.disagreements == int((best[0] != best[1]).sum()) > 0
-    assert told.mean_kl == pytest.approx(float(kl.mean()), rel=1e-4)
-    assert told.max_kl == pytest.approx(float(kl.max()), rel=1e-4)
-    at = told.worst[0].position
-    assert (told.worst[0].a.id, told.worst[0].b.id) == (int(best[0][at]), int(best[1][at]))
+    assert reported.positions == 7
+    assert reported.disagreements == int((best[0] != best[1]).sum()) > 0
+    assert reported.mean_kl == pytest.approx(float(kl.mean()), rel=1e-4)
+    assert reported.max_kl == pytest.approx(float(kl.max()), rel=1e-4)
+    at = reported.worst[0].position
+    assert (reported.worst[0].a.id, reported.worst[0].b.id) == (int(best[0][at]), int(best[1][at]))
     assert "moved most" in result._repr_html_()
     assert result.to_dict()["equal"] == 57
 
@@ -57,8 +57,8 @@ def test_a_fine_tune_tells_the_rows_that_moved(save: Any) -> None:
 @pytest.mark.parametrize("swap", [False, True])
 def test_a_trim_is_compared_by_its_id_map(save: Any, swap: bool) -> None:
     whole, trim = save("whole"), save("trim", kept=KEPT)
-    told = {"id_map": {"rows": 60, "kept": KEPT}}
-    (trim / "lmhead_trim.json").write_text(json.dumps(told))
+    reported = {"id_map": {"rows": 60, "kept": KEPT}}
+    (trim / "lmhead_trim.json").write_text(json.dumps(reported))
     pair = (trim, whole) if swap else (whole, trim)
     result = compare(*pair, text=TEXT)
     assert (result.common, result.equal, result.moved) == (7, 7, ())

@@ -41,11 +41,11 @@ def test_a_row_is_the_head_on_what_its_block_puts_out(tiny: Tiny) -> None:
     model = tiny("llama")
     head = LMHead.from_model(model)
     with torch.no_grad():
-        told = model(torch.tensor([IDS]), output_hidden_states=True, use_cache=False)
+        reported = model(torch.tensor([IDS]), output_hidden_states=True, use_cache=False)
     rows, _, _ = looked(whole(model), IDS, Token(8, "8"), top=2)
     assert [row.name for row in rows] == ["embedding", "block 0", "block 1"]
-    final = told.logits[0, :, :90].double().log_softmax(-1)
-    for row, x in zip(rows[:2], told.hidden_states[:2], strict=True):
+    final = reported.logits[0, :, :90].double().log_softmax(-1)
+    for row, x in zip(rows[:2], reported.hidden_states[:2], strict=True):
         with torch.no_grad():
             z = head(x, from_block=True)[0, :, :90].double()
         lp = z.log_softmax(-1)

@@ -43,9 +43,9 @@ def test_windows_read_every_token_once(save: Any, stride: int) -> None:
     (score,) = score_text(text, model, stride=stride)
     result = read(text, model, stride=stride)
     assert [t.id for t in result.tokens] == list(score.ids)
-    told = [t.logprob for t in result.tokens]
-    assert told[0] is None
-    assert told[1:] == pytest.approx(score.logprobs[1:], abs=1e-4)
+    reported = [t.logprob for t in result.tokens]
+    assert reported[0] is None
+    assert reported[1:] == pytest.approx(score.logprobs[1:], abs=1e-4)
     with pytest.raises(BadInput, match="reads at most 16"):
         read(text, model)
 

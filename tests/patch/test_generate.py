@@ -160,11 +160,11 @@ def test_exact_rounding_goes_by_the_exact_scores() -> None:
     assert exact[400] > exact[9]
     asked = {"max_new_tokens": 1}
     plain = int(model.generate(PROMPTS[1:], **asked)[0, -1])
-    told = {}
+    reported = {}
     for rounding in ("as-model", "exact"):
         patch_generate(model, rounding=rounding)
-        told[rounding] = int(model.generate(PROMPTS[1:], **asked)[0, -1])
-    assert told == {"as-model": plain, "exact": 400}
+        reported[rounding] = int(model.generate(PROMPTS[1:], **asked)[0, -1])
+    assert reported == {"as-model": plain, "exact": 400}
     assert plain == 9
 
 

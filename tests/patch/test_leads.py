@@ -17,7 +17,7 @@ def test_a_lead_is_one_by_the_models_own_logits(dtype: torch.dtype) -> None:
     model = patch_generate(tiny("llama").to(dtype))
     weight, screen = model.lm_head.weight, vars(model)["_lmhead_generate"].screen
     h = torch.randn(1, 1, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
-    told: Counter[bool] = Counter()
+    reported: Counter[bool] = Counter()
     with torch.no_grad():
         row = (h / h.float().square().sum() * 60)[0, 0]
         for step in np.arange(0, 26, 0.5):
@@ -29,11 +29,11 @@ def test_a_lead_is_one_by_the_models_own_logits(dtype: torch.dtype) -> None:
             if leads:
                 assert logits.argmax() == ids[0, 0] == 400
                 assert (logits == logits.max()).sum() == 1
-            told[leads] += 1
+            reported[leads] += 1
     # 2^-step of a logit, and half of it or more in the model's own steps
     digits = {torch.float32: 17, torch.bfloat16: 7, torch.float16: 10}[dtype]
-    assert told[False]
-    assert told[True] >= 2 * (digits - 1)
+    assert reported[False]
+    assert reported[True] >= 2 * (digits - 1)
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ def test_a_lost_rank_is_named(what: str, victim: int, how: str, tmp_path: Path) 
             else:
                 _wait_until_stopped(world.ranks[victim].pid)
             gone = time.time()
-            for good, told in world.answers(others, 60):
-                assert good, told[1]
-                ranks, words, when = told
+            for good, reported in world.answers(others, 60):
+                assert good, reported[1]
+                ranks, words, when = reported
                 assert ranks == (victim,)
                 assert words.startswith(f"rank {victim} ")
                 assert when - gone <= 30
@@ -45,12 +45,12 @@ def test_a_lost_rank_is_named(what: str, victim: int, how: str, tmp_path: Path) 
 def test_a_late_rank_is_named() -> None:
     world = World(3)
     try:
-        told = world.run("lost_checks.late", size=3)
+        reported = world.run("lost_checks.late", size=3)
     finally:
         world.close()
     for rank in (0, 2):
-        assert told[rank][0] == (1,)
-        assert "has not come to a meeting for 2 s" in told[rank][1]
+        assert reported[rank][0] == (1,)
+        assert "has not come to a meeting for 2 s" in reported[rank][1]
 
 
 def _wait_until_stopped(pid: int | None) -> None:

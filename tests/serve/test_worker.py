@@ -214,9 +214,9 @@ def test_a_long_prompt_is_read_in_pieces_beside_others(words: Model) -> None:
     first, second = engine.submit(request(words, 40)), engine.submit(long)
     order = [event.id for _ in range(12) for event in engine.step()]
     assert order.index(second) == 10, "300 tokens in pieces of 32 are read by the tenth step"
-    told = {event.id: event.result for event in engine.run() if event.result}
+    reported = {event.id: event.result for event in engine.run() if event.result}
     assert engine.ids == []
-    assert told[first] == alone(words, request(words, 40))
+    assert reported[first] == alone(words, request(words, 40))
     assert alone(words, long).ids == alone_in_pieces(words, long).ids
     engine.submit(long)
     engine.step()

@@ -135,9 +135,9 @@ def test_without_ray_you_are_told_what_to_install(tokenizer: TokenizerJson, corp
 def test_an_address_that_is_none_is_refused_in_one_line() -> None:
     pytest.importorskip("ray", reason="needs the extra `ray`")
     refused = pytest.raises(BadInput, match="no Ray cluster can be joined at 'nonsense'")
-    with refused as told, workers.joined("nonsense"):
+    with refused as reported, workers.joined("nonsense"):
         pass
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
 
 
 def test_a_cluster_that_does_not_answer_is_said_at_once() -> None:

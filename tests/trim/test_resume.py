@@ -128,5 +128,5 @@ def test_a_folder_has_a_card_and_says_what_was_not_run(
     assert f"{report.ids.kept_rows:,} of {report.ids.rows:,} rows" in card
     assert "No model ran" in card
     assert "# The original" in (tmp_path / "out" / "README.original.md").read_text("utf-8")
-    told = json.loads((tmp_path / "out" / "lmhead_trim.json").read_text("utf-8"))["proof"]
-    assert (told["models_ran"], told["left_out"]) == (False, ["logits", "greedy text"])
+    reported = json.loads((tmp_path / "out" / "lmhead_trim.json").read_text("utf-8"))["proof"]
+    assert (reported["models_ran"], reported["left_out"]) == (False, ["logits", "greedy text"])

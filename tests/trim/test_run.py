@@ -236,9 +236,9 @@ def test_what_cannot_be_done_is_said_before_work_begins(
         TrimRequest(str(source))
     with pytest.raises(BadInput, match="give a corpus"):
         TrimRequest(str(source), Keep(ascii=True), coverage=0.9)
-    with pytest.raises(BadInput, match="takes 3") as told:
+    with pytest.raises(BadInput, match="takes 3") as reported:
         plan_trim(TrimRequest(str(source), Keep(size=20)))
-    (fewest,) = re.findall(r"rows ([\d,]+); give at least that", str(told.value))
+    (fewest,) = re.findall(r"rows ([\d,]+); give at least that", str(reported.value))
     assert plan_trim(TrimRequest(str(source), Keep(size=int(fewest)))).ids.kept_rows == int(fewest)
     with pytest.raises(BadInput, match=f"rows {fewest}; give at least"):
         plan_trim(TrimRequest(str(source), Keep(size=int(fewest) - 1)))

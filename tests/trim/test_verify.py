@@ -169,15 +169,15 @@ def test_a_keep_set_is_proved_published_and_verified(
     assert checks["texts with other logits"].failed == 0
     assert checks["prompts with other greedy text"].failed == 0
     assert checks["unheard prompts with other greedy text"].failed > 0
-    told = json.loads((tmp_path / f"keep.safetensors.{REPORT}").read_text())
-    assert told["proof"]["passed"]
+    reported = json.loads((tmp_path / f"keep.safetensors.{REPORT}").read_text())
+    assert reported["proof"]["passed"]
     again, recorded = verify_path(str(source), out)
     assert recorded
     assert again.checks[1:] == report.proof.checks[1:]
     other, _ = verify_path(str(make_model("byte_level", "gpt2")), out)
     assert "it was made for the head" in other.failures
-    told["id_map"]["kept"] = told["id_map"]["kept"][:-1]
-    (tmp_path / f"keep.safetensors.{REPORT}").write_text(json.dumps(told))
+    reported["id_map"]["kept"] = reported["id_map"]["kept"][:-1]
+    (tmp_path / f"keep.safetensors.{REPORT}").write_text(json.dumps(reported))
     with pytest.raises(LMHeadError, match="do not name the same ids"):
         verify_path(str(source), out)
 
@@ -235,8 +235,8 @@ def test_without_runs_the_report_says_so(source: Path, tmp_path: Path) -> None:
     ran = trim_model(TrimRequest(str(source), Keep(ascii=True)), tmp_path / "ran")
     assert ran.proof is not None
     assert ran.proof.checks[4].tested == 4  # of the texts of many kinds, those that were kept
-    told = json.loads((out / REPORT).read_text())
-    assert (told["proof"]["models_ran"], told["proof_inputs"]) == (False, None)
+    reported = json.loads((out / REPORT).read_text())
+    assert (reported["proof"]["models_ran"], reported["proof_inputs"]) == (False, None)
     proof, recorded = verify_path(str(source), out)
     assert (proof.passed, recorded, len(proof.checks)) == (True, False, 6)
 

@@ -88,8 +88,8 @@ def test_steps_before_the_projection(before: Any, steps: list[str]) -> None:
     model = Model(before=before)
     norm = locate(model).head.norm
     assert isinstance(norm, nn.Sequential)
-    told = [type(m).__name__ if isinstance(m, nn.LayerNorm) else m.extra_repr() for m in norm]
-    assert told == steps
+    reported = [type(m).__name__ if isinstance(m, nn.LayerNorm) else m.extra_repr() for m in norm]
+    assert reported == steps
     h = torch.linspace(-2, 2, 12).view(2, 6)
     assert torch.equal(
         LMHead.from_model(model)(h, from_block=True), model.out(before(model.norm(h)))

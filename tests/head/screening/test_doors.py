@@ -123,8 +123,8 @@ head.topk(h, 5)
 print(torch.get_num_threads())
 """
     )
-    told = run(script, **{"OMP_NUM_THREADS": "", **env})
-    assert told.stdout.split() == ["1", "1", "2"], told.stderr
+    reported = run(script, **{"OMP_NUM_THREADS": "", **env})
+    assert reported.stdout.split() == ["1", "1", "2"], reported.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
@@ -149,8 +149,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 assert head.compiled and torch.equal(head.topk(h, 5).ids, expected)
 """
     )
-    told = run(script)
-    assert told.stdout.split() == [LMHeadError.__name__, "True", "7"], told.stderr
+    reported = run(script)
+    assert reported.stdout.split() == [LMHeadError.__name__, "True", "7"], reported.stderr
 
 
 def without_a_place(tmp_path: Path) -> tuple[Path, dict[str, str]]:
@@ -181,14 +181,14 @@ with warnings.catch_warnings(record=True) as seen:
 print(head.compiled, len(seen), "LMHEAD_CACHE" in str(seen[0].message) if seen else "")
 """
     )
-    told = run(script, **env, LMHEAD_CACHE=f"{tmp_path}/file/y")
-    assert told.stdout.split() == ["False", "1", "True"], told.stderr
-    told = run(script, **env, LMHEAD_CACHE=f"{tmp_path}/cache")  # ours is enough
-    assert told.stdout.split() == ["True", "0"], told.stderr
+    reported = run(script, **env, LMHEAD_CACHE=f"{tmp_path}/file/y")
+    assert reported.stdout.split() == ["False", "1", "True"], reported.stderr
+    reported = run(script, **env, LMHEAD_CACHE=f"{tmp_path}/cache")  # ours is enough
+    assert reported.stdout.split() == ["True", "0"], reported.stderr
     # numba's files hold pickles and machine code: none is read where others could have put it
     (tmp_path / "cache" / "numba").chmod(0o777)
-    told = run(script, **env, LMHEAD_CACHE=f"{tmp_path}/cache")
-    assert told.stdout.split() == ["False", "1", "True"], told.stderr
+    reported = run(script, **env, LMHEAD_CACHE=f"{tmp_path}/cache")
+    assert reported.stdout.split() == ["False", "1", "True"], reported.stderr
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16, torch.float16])

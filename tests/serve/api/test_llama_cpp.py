@@ -63,9 +63,9 @@ def test_completions_and_scores_are_those_of_the_process(live: Live) -> None:
     for prompt in PROMPTS:
         wanted = generate(prompt, live.model, max_tokens=12)[0].text
         assert ask(live, prompt=prompt)["text"] == wanted
-    told = ask(live, prompt="the cat", max_tokens=0, echo=True, logprobs=0)["logprobs"]
+    reported = ask(live, prompt="the cat", max_tokens=0, echo=True, logprobs=0)["logprobs"]
     scored = score_text("the cat", live.model)[0].logprobs
-    assert told["token_logprobs"][1:] == pytest.approx(list(scored)[1:], abs=1e-4)
+    assert reported["token_logprobs"][1:] == pytest.approx(list(scored)[1:], abs=1e-4)
 
 
 def test_guarded_requests_fill_the_batch_and_others_are_answered_meanwhile(live: Live) -> None:
@@ -106,11 +106,11 @@ def test_the_command_takes_it_for_a_gguf_file(file: Path) -> None:
         ) as it:  # fmt: skip
             assert it.stdout is not None
             try:
-                told = ""
-                while not told.endswith("}\n"):
-                    told += (line := it.stdout.readline())
+                reported = ""
+                while not reported.endswith("}\n"):
+                    reported += (line := it.stdout.readline())
                     assert line, "the server did not start"
-                url = json.loads(told)["url"]
+                url = json.loads(reported)["url"]
                 asked = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
                 reply = httpx.post(f"{url}/v1/completions", json=asked, timeout=60)
                 it.send_signal(signal.SIGTERM)

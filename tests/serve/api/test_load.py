@@ -27,26 +27,26 @@ def bench() -> Any:
 def test_sixty_mixed_requests_give_what_each_gives_alone(live: Live, bench: Any) -> None:
     """Steered ones, slow readers, bad bodies and clients that leave, all at the same time."""
     failed = live.server.worker.counts.failed
-    told = asyncio.run(
+    reported = asyncio.run(
         bench.mixed(live.url, ["v0", "v1", "v2", "v3"], 60, 20, 1, None, max_tokens=12, distinct=20)
     )
-    assert told["different"] == []
-    assert (told["good"], told["left"], told["bad"], told["slow"]) == (48, 6, 6, 6)
-    assert told["steered"] >= 12
+    assert reported["different"] == []
+    assert (reported["good"], reported["left"], reported["bad"], reported["slow"]) == (48, 6, 6, 6)
+    assert reported["steered"] >= 12
     assert live.idle()
     assert live.server.worker.counts.failed == failed
     assert live.get("/readyz").status_code == 200
 
 
 def test_guarded_tokens_keep_their_cap_by_plain_transformers(live: Live, bench: Any) -> None:
-    told = asyncio.run(
+    reported = asyncio.run(
         bench.guarded(live.url, ["v0", "v1", "v2", "v3"], tokens=120, each=20, kl_cap=0.1)
     )
     added = {}
     for name in ("v0", "v1", "v2", "v3"):
         v = live.server.vectors.get(name).vectors[0]
         added[name] = (v.layer, v.direction)
-    found = bench.recompute(live.model.body.model, told, added)
+    found = bench.recompute(live.model.body.model, reported, added)
     assert found["tokens"] >= 120
     assert found["held_back"] > 60, "a cap that holds nothing back proves nothing"
     assert found["largest_share_of_cap"] <= 1

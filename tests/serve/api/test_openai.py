@@ -39,14 +39,14 @@ def test_completions_plain_and_streamed_say_the_same(client) -> None:
     chunks = [part.choices[0] for part in parts[:-1]]
     assert "".join(chunk.text for chunk in chunks) == plain.choices[0].text
     assert chunks[-1].finish_reason == plain.choices[0].finish_reason == "length"
-    told = plain.choices[0].logprobs
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == 12
-    assert len(told.text_offset) == 12
+    reported = plain.choices[0].logprobs
+    assert len(reported.tokens) == len(reported.token_logprobs) == len(reported.top_logprobs) == 12
+    assert len(reported.text_offset) == 12
     # greedy: the drawn token is the best one, to the last bit
-    assert told.token_logprobs == [max(top.values()) for top in told.top_logprobs]
-    assert [t for chunk in chunks for t in chunk.logprobs.tokens] == told.tokens
-    assert [t for chunk in chunks for t in chunk.logprobs.token_logprobs] == told.token_logprobs
-    assert [t for chunk in chunks for t in chunk.logprobs.text_offset] == told.text_offset
+    assert reported.token_logprobs == [max(top.values()) for top in reported.top_logprobs]
+    assert [t for chunk in chunks for t in chunk.logprobs.tokens] == reported.tokens
+    assert [t for chunk in chunks for t in chunk.logprobs.token_logprobs] == reported.token_logprobs
+    assert [t for chunk in chunks for t in chunk.logprobs.text_offset] == reported.text_offset
 
 
 def test_several_prompts_and_several_choices_each(client) -> None:

@@ -40,8 +40,8 @@ def chunks(live: Live, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
 def test_echo_with_logprobs_scores_the_prompt(live: Live) -> None:
     """llama.cpp 27174: without it lm-eval is at chance, silently."""
     ids = live.model.encode(PROMPT)
-    told = complete(live, prompt=[ids, ids[:3]], echo=True, logprobs=1, max_tokens=1)
-    for choice, given in zip(told["choices"], (ids, ids[:3]), strict=True):
+    reported = complete(live, prompt=[ids, ids[:3]], echo=True, logprobs=1, max_tokens=1)
+    for choice, given in zip(reported["choices"], (ids, ids[:3]), strict=True):
         rows = choice["logprobs"]
         assert len(rows["token_logprobs"]) == len(given) + 1
         assert rows["token_logprobs"][0] is rows["top_logprobs"][0] is None
@@ -66,8 +66,8 @@ def test_echo_with_logprobs_scores_the_prompt(live: Live) -> None:
 def test_bytes_of_half_a_character_are_exact(live: Live) -> None:
     """ollama 13497, mlx-vlm 1147: an emoji is several tokens, and its bytes add up."""
     ids = live.model.encode("a 🦙 b")
-    told = complete(live, prompt=ids, echo=True, logprobs=0, max_tokens=0)
-    tokens = told["choices"][0]["logprobs"]["tokens"]
+    reported = complete(live, prompt=ids, echo=True, logprobs=0, max_tokens=0)
+    tokens = reported["choices"][0]["logprobs"]["tokens"]
     assert any(token.startswith("bytes:\\x") for token in tokens)
     assert b"".join(live.server.pieces.bytes_of(i) for i in ids).decode() == "a 🦙 b"
     llama = live.model.encode("🦙")
@@ -79,8 +79,10 @@ def test_bytes_of_half_a_character_are_exact(live: Live) -> None:
 
 def test_no_stream_splits_a_character(live: Live) -> None:
     pytest.importorskip("llguidance", reason="needs the extra `guided`")
-    told = chunks(live, "/v1/completions", {"prompt": "x", "regex": "a🦙{3}b", "max_tokens": 40})
-    texts = [chunk["choices"][0]["text"] for chunk in told]
+    reported = chunks(
+        live, "/v1/completions", {"prompt": "x", "regex": "a🦙{3}b", "max_tokens": 40}
+    )
+    texts = [chunk["choices"][0]["text"] for chunk in reported]
     assert "".join(texts) == "a🦙🦙🦙b"
     assert not any("\ufffd" in text for text in texts)
 
@@ -98,8 +100,8 @@ def test_top_logprobs_of_one_text_do_not_collapse(live: Live) -> None:
         assert shape._named(same) == {"same": -1.0, "token_id:6": -2.0, "token_id:7": -3.0}
     finally:
         pieces.text_of = pieces_of  # type: ignore[method-assign]
-    told = complete(live, logprobs=40, return_tokens_as_token_ids=True)
-    for top in told["choices"][0]["logprobs"]["top_logprobs"]:
+    reported = complete(live, logprobs=40, return_tokens_as_token_ids=True)
+    for top in reported["choices"][0]["logprobs"]["top_logprobs"]:
         assert len(top) == 40
         assert all(name.startswith("token_id:") for name in top)
 
@@ -124,8 +126,8 @@ def test_no_stop_text_leaks(live: Live) -> None:
     whole = complete(live, max_tokens=24)["choices"][0]["text"]
     stop = whole[len(whole) // 2 : len(whole) // 2 + 5]
     expected = whole[: whole.index(stop)]
-    told = complete(live, max_tokens=24, stop=[stop])["choices"][0]
-    assert (told["text"], told["finish_reason"]) == (expected, "stop")
+    reported = complete(live, max_tokens=24, stop=[stop])["choices"][0]
+    assert (reported["text"], reported["finish_reason"]) == (expected, "stop")
     body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "stop": stop}
     parts = chunks(live, "/v1/completions", body)
     assert "".join(part["choices"][0]["text"] for part in parts) == expected
@@ -242,17 +244,19 @@ def test_shutdown_finishes_what_runs(live: Live) -> None:
 def test_chat_and_legacy_logprobs_have_their_own_shapes(live: Live) -> None:
     """llama-cpp-python 1787."""
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "logprobs": True}
-    told = live.post("/v1/chat/completions", body).json()["choices"][0]["logprobs"]
-    assert set(told) == {"content", "refusal"}
-    assert set(told["content"][0]) == {"token", "logprob", "bytes", "top_logprobs"}
+    reported = live.post("/v1/chat/completions", body).json()["choices"][0]["logprobs"]
+    assert set(reported) == {"content", "refusal"}
+    assert set(reported["content"][0]) == {"token", "logprob", "bytes", "top_logprobs"}
     legacy = complete(live, logprobs=1)["choices"][0]["logprobs"]
     assert set(legacy) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
 
 
 def test_tokenizer_without_a_tokenizer(live: Live) -> None:
     info = live.get("/tokenizer_info").json()
-    told = live.post("/tokenize", {"prompt": info["eos_token"], "add_special_tokens": False}).json()
-    assert told["tokens"] == [live.model.tokenizer.eos_token_id]
+    reported = live.post(
+        "/tokenize", {"prompt": info["eos_token"], "add_special_tokens": False}
+    ).json()
+    assert reported["tokens"] == [live.model.tokenizer.eos_token_id]
     ids = live.post("/tokenize", {"prompt": PROMPT, "add_special_tokens": False}).json()["tokens"]
     assert ids == live.model.tokenizer(PROMPT, add_special_tokens=False)["input_ids"]
     assert live.post("/detokenize", {"tokens": ids}).json() == {"prompt": PROMPT}
@@ -262,15 +266,15 @@ def test_tokenizer_without_a_tokenizer(live: Live) -> None:
 def test_choices_read_only_their_rows(live: Live) -> None:
     """vllm 56767: scoring a few ids needs no whole product."""
     body = {"prompt": "The capital of France is", "choices": [" Paris", " London", " Rome"]}
-    told = live.post("/v1/choices", body).json()
-    assert told["rows_read"] == 3
-    ids = [choice["ids"][0] for choice in told["choices"]]
+    reported = live.post("/v1/choices", body).json()
+    assert reported["rows_read"] == 3
+    ids = [choice["ids"][0] for choice in reported["choices"]]
     with torch.inference_mode():
         z = live.model.head(live.model.last_hidden(body["prompt"]))[ids]
-    assert [c["score"] for c in told["choices"]] == pytest.approx(z.tolist(), abs=1e-4)
+    assert [c["score"] for c in reported["choices"]] == pytest.approx(z.tolist(), abs=1e-4)
     shares = torch.softmax(z, 0).tolist()
-    assert [c["probability"] for c in told["choices"]] == pytest.approx(shares, abs=1e-5)
-    assert told["best"] == int(z.argmax())
+    assert [c["probability"] for c in reported["choices"]] == pytest.approx(shares, abs=1e-5)
+    assert reported["best"] == int(z.argmax())
     longer = live.post("/v1/choices", {**body, "choices": [" Paris of course", " no"]}).json()
     assert longer["rows_read"] is None
     pairs = [(body["prompt"], " Paris of course"), (body["prompt"], " no")]
@@ -279,19 +283,19 @@ def test_choices_read_only_their_rows(live: Live) -> None:
 
 
 def test_lens_ends_with_what_the_model_says(live: Live) -> None:
-    told = live.post("/v1/lens", {"prompt": PROMPT, "top": 2, "last": 3, "token": " a"}).json()
-    assert len(told["rows"]) == 3, "the embedding and two blocks"
-    assert all(len(row["cells"]) == 3 for row in told["rows"])
+    reported = live.post("/v1/lens", {"prompt": PROMPT, "top": 2, "last": 3, "token": " a"}).json()
+    assert len(reported["rows"]) == 3, "the embedding and two blocks"
+    assert all(len(row["cells"]) == 3 for row in reported["rows"])
     best = next_tokens(PROMPT, live.model, top=1).tokens[0]
-    assert told["rows"][-1]["cells"][-1]["top"][0]["id"] == best.id
+    assert reported["rows"][-1]["cells"][-1]["top"][0]["id"] == best.id
     wrong = live.post("/v1/lens", {"prompt": PROMPT, "token": "no such token at all"})
     assert wrong.status_code == 400
 
 
 def test_next_tells_the_trace(live: Live) -> None:
-    told = live.post("/v1/next", {"prompt": PROMPT, "top": 5, "top_k": 2}).json()
-    assert len(told["tokens"]) == 5
-    assert [step["name"] for step in told["trace"]["steps"]][-1] == "top_k"
+    reported = live.post("/v1/next", {"prompt": PROMPT, "top": 5, "top_k": 2}).json()
+    assert len(reported["tokens"]) == 5
+    assert [step["name"] for step in reported["trace"]["steps"]][-1] == "top_k"
     plain = live.post("/v1/next", {"prompt": PROMPT}).json()
     expected = next_tokens(PROMPT, live.model)
     assert [t["id"] for t in plain["tokens"]] == [t.id for t in expected.tokens]

@@ -50,11 +50,11 @@ def test_the_key_is_needed_and_compared_whole(locked: Live, header: str | None) 
 @pytest.mark.model
 def test_a_preflight_comes_without_the_key(locked: Live) -> None:
     asks = {"Access-Control-Request-Method": "POST"}
-    told = httpx.options(
+    reported = httpx.options(
         locked.url + "/v1/completions", headers={**asks, "Origin": "https://page.example"}
     )
-    assert told.status_code == 204
-    assert told.headers["access-control-allow-origin"] == "https://page.example"
+    assert reported.status_code == 204
+    assert reported.headers["access-control-allow-origin"] == "https://page.example"
     other = httpx.options(
         locked.url + "/v1/completions", headers={**asks, "Origin": "https://evil.example"}
     )
@@ -81,8 +81,8 @@ def test_bodies_are_limited_in_size_and_time(locked: Live) -> None:
             yield b" " * 500
 
     try:
-        told = httpx.post(locked.url + "/v1/completions", content=endless(), headers=headers)
-        assert told.status_code == 413
+        reported = httpx.post(locked.url + "/v1/completions", content=endless(), headers=headers)
+        assert reported.status_code == 413
     except httpx.TransportError:
         pass  # the connection was closed while it was still sending
     import socket
@@ -146,9 +146,9 @@ def test_logs_hold_no_prompt_unless_asked(live: Live, tiny_served: Any) -> None:
         live.get("/v1/steering/private-name")
         lines = [Lines().format(record) for record in records]
         assert not any("private" in line for line in lines)
-        told = json.loads(lines[0])
-        assert told["path"] == "/v1/completions"
-        assert (told["prompt_tokens"], told["completion_tokens"]) == (3, 2)
+        reported = json.loads(lines[0])
+        assert reported["path"] == "/v1/completions"
+        assert (reported["prompt_tokens"], reported["completion_tokens"]) == (3, 2)
         records.clear()
         with serving(tiny_served, Settings(log_prompts=True, drain=5)) as telling:
             telling.post("/v1/completions", {"prompt": "a private matter", "max_tokens": 2})
@@ -211,9 +211,9 @@ def test_wrong_calls_are_said_before_a_model_is_loaded(
     options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["serve", "-m", "no-such-model-either", *options]) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert "no-such-model" not in told
+    reported = capsys.readouterr().err
+    assert said in reported
+    assert "no-such-model" not in reported
 
 
 def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,8 +334,8 @@ def test_an_error_says_what_it_got_and_what_it_expected(
 def test_a_body_without_its_type_is_told_to_name_it(live: Live) -> None:
     url = live.url + "/v1/completions"
     form = {"Content-Type": "application/x-www-form-urlencoded"}  # as curl -d sends it
-    told = httpx.post(url, content=b'{"prompt": "x"}', headers=form).json()["error"]["message"]
-    assert "Content-Type" in told
+    reported = httpx.post(url, content=b'{"prompt": "x"}', headers=form).json()["error"]["message"]
+    assert "Content-Type" in reported
     assert "empty" in httpx.post(url).json()["error"]["message"]
     assert live.get("/", follow_redirects=True).text.startswith("<!doctype html>")
 

@@ -86,13 +86,15 @@ def test_steered_prompts_are_scored_as_they_are_steered(live: Live) -> None:
     ids = live.model.encode(PROMPTS[1])
     asked = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
     plain = ask(live, **asked)["logprobs"]["token_logprobs"]
-    told = ask(live, **asked, steering=[{"name": "v0", "alpha": 3}])["logprobs"]["token_logprobs"]
+    reported = ask(live, **asked, steering=[{"name": "v0", "alpha": 3}])["logprobs"][
+        "token_logprobs"
+    ]
     v = live.server.vectors.get("v0").vectors[0]
     with torch.inference_mode():
         h, _ = live.model.body(torch.tensor([ids]), use_cache=False)
         z = torch.log_softmax(live.model.head(h[0] + 3 * v.direction), -1)
     expected = [float(z[t - 1, ids[t]]) for t in range(1, len(ids))]
-    assert told[1:-1] == pytest.approx(expected, abs=1e-3)
+    assert reported[1:-1] == pytest.approx(expected, abs=1e-3)
     assert plain[1:-1] != pytest.approx(expected, abs=1e-3)
 
 

@@ -147,13 +147,18 @@ def test_a_vector_does_what_its_certificate_allows(site: Any, model: Any, tmp_pa
     v = torch.randn(576, generator=torch.Generator().manual_seed(3))
     path = SteeringVector(v / v.norm(), "head", 1.0).save(tmp_path / "v.safetensors")
     octets = {"Content-Type": "application/octet-stream"}
-    told = ask(site, "/api/vector?name=v.safetensors", path.read_bytes(), octets).json
-    assert told["layers"] == ["head"]
-    assert any(one["id"] == told["id"] for one in ask(site, "/api/vectors").json)
+    reported = ask(site, "/api/vector?name=v.safetensors", path.read_bytes(), octets).json
+    assert reported["layers"] == ["head"]
+    assert any(one["id"] == reported["id"] for one in ask(site, "/api/vectors").json)
     ids = model.encode(FRANCE)
     plain = np.frombuffer(ask(site, "/api/logits", {"ids": ids}).body, np.float32)
     for cap in (None, 0.01):
-        asked = {"ids": ids, "vector": {"file": told["id"]}, "alpha": told["reach"], "kl_cap": cap}
+        asked = {
+            "ids": ids,
+            "vector": {"file": reported["id"]},
+            "alpha": reported["reach"],
+            "kl_cap": cap,
+        }
         found = ask(site, "/api/steer", asked).json
         z = np.frombuffer(base64.b64decode(found["logits"]), np.float32)
         delta = z.astype(float) - plain
@@ -201,22 +206,22 @@ def test_the_preview_of_a_trim_is_what_a_trim_keeps(site: Any, model: Any) -> No
 
 
 def test_sizes_add_up(site: Any, model: Any) -> None:
-    told = ask(site, "/api/size").json
+    reported = ask(site, "/api/size").json
     whole = sum(p.numel() for p in model.body.model.parameters())
-    assert sum(part["parameters"] for part in told["parts"]) == whole
-    [head] = [part for part in told["parts"] if part["name"] == "head and embedding"]
+    assert sum(part["parameters"] for part in reported["parts"]) == whole
+    [head] = [part for part in reported["parts"] if part["name"] == "head and embedding"]
     assert head["parameters"] == 49152 * 576
-    assert told["row"]["parameters"] == 576
-    kinds = {(part["name"], part["block"]) for part in told["parts"]}
+    assert reported["row"]["parameters"] == 576
+    kinds = {(part["name"], part["block"]) for part in reported["parts"]}
     assert {("attention", 29), ("mlp", 0), ("norm", 7)} <= kinds
 
 
 def test_generation_streams_and_ends_when_nobody_listens(site: Any, model: Any) -> None:
     body = {"ids": model.encode(FRANCE), "params": {"temperature": 0}, "max_tokens": 5}
     answer = ask(site, "/api/generate", body)
-    told = [json.loads(line) for line in answer.body.splitlines()]
-    assert [line["token"]["text"] for line in told[:-1]][:2] == [" Paris", "."]
-    assert told[-1]["result"]["finish_reason"] == "length"
+    reported = [json.loads(line) for line in answer.body.splitlines()]
+    assert [line["token"]["text"] for line in reported[:-1]][:2] == [" Paris", "."]
+    assert reported[-1]["result"]["finish_reason"] == "length"
 
     connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=300)
     long = json.dumps({**body, "params": {"temperature": 1, "seed": 1}, "max_tokens": 4000})

@@ -48,7 +48,7 @@ def state(page: Any) -> dict[str, str]:
 def type_prompt(page: Any, text: str) -> None:
     with page.expect_response(lambda r: r.url.endswith("/api/logits")):
         page.fill("#prompt", text)
-    page.wait_for_function("() => document.getElementById('told').textContent.includes('tokens')")
+    page.wait_for_function("() => document.getElementById('status').textContent.includes('tokens')")
 
 
 def test_next_shows_what_the_model_says(opened: Any, model: Any) -> None:
@@ -67,11 +67,11 @@ def test_next_shows_what_the_model_says(opened: Any, model: Any) -> None:
     pop = page.locator("#alternatives")
     pop.wait_for()
     other = pop.locator(".alt:not(.own)").first
-    told = other.locator("code").inner_text()
+    reported = other.locator("code").inner_text()
     with page.expect_response(lambda r: r.url.endswith("/api/logits")):
         other.click()
     page.wait_for_function("() => document.querySelectorAll('.chip').length === 3")
-    assert dotted(page.locator(".chip >> nth=2").text_content()) == told
+    assert dotted(page.locator(".chip >> nth=2").text_content()) == reported
     # the same by keyboard
     page.focus(".chip >> nth=1")
     page.keyboard.press("Enter")
@@ -86,7 +86,7 @@ def test_generation_streams_stops_and_survives_a_reload(opened: Any) -> None:
     page.click("#generate")
     page.wait_for_function("() => document.querySelectorAll('.chip.new').length >= 2")
     page.wait_for_function("() => !document.getElementById('generate').disabled")
-    page.wait_for_function("() => document.getElementById('told').textContent.includes('appended')")
+    page.wait_for_function("() => /appended/.test(document.getElementById('status').textContent)")
     text = page.locator("#strip").text_content()
     address = state(page)
     assert len(address["more"].split(",")) == 6
@@ -371,8 +371,8 @@ def test_axe_finds_nothing_and_nothing_overflows(opened: Any, theme: str) -> Non
         page.wait_for_selector(DRAWN[panel])
         page.wait_for_function(WORKS)
         found = axe.Axe().run(page).response["violations"]
-        told = [(v["id"], v["impact"], [n["target"] for n in v["nodes"]][:3]) for v in found]
-        assert told == [], panel
+        reported = [(v["id"], v["impact"], [n["target"] for n in v["nodes"]][:3]) for v in found]
+        assert reported == [], panel
         for width in (390, 620, 900, 1280, 1600):
             page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (panel, width)

@@ -60,8 +60,8 @@ def test_the_browser_samples_as_python_does(model: Any, site: Any, browser: Any)
     page = browser.new_page()
     page.goto(f"{site.url}api/alive")
     about = page.evaluate("fetch('/api/model').then((r) => r.json())")
-    told = base64.b64encode(z.numpy().tobytes()).decode()
-    given = page.evaluate(RUN, [about, settings, model.reachable, told])
+    reported = base64.b64encode(z.numpy().tobytes()).decode()
+    given = page.evaluate(RUN, [about, settings, model.reachable, reported])
     page.close()
     worst = 0.0
     for n, (python, js) in enumerate(zip(wanted, given, strict=True)):

@@ -96,8 +96,8 @@ def test_the_page_opens_before_the_model_is_there(loading: Loading) -> None:
     assert loading.ask("/static/nothing.js").status == 404
     step = {"title": "loading a model", "done": 4, "total": 10}
     deadline = time.monotonic() + 30
-    while (told := json.loads(loading.ask("/api/alive").content))["loading"] != step:
-        assert time.monotonic() < deadline, told
+    while (reported := json.loads(loading.ask("/api/alive").content))["loading"] != step:
+        assert time.monotonic() < deadline, reported
     # whoever does not belong here is turned away at once, not kept waiting
     assert loading.ask("/api/model", {"a": 1}, host="evil.example").status == 403
     assert not loading.ready.is_set()

@@ -46,16 +46,16 @@ def test_every_number_again(tiny: Tiny, family: str, layer: int | str) -> None:
     assert found.positions == len(kl)
     assert found.max_raw_delta == pytest.approx(float(delta.abs().max()), rel=1e-5)
     assert found.max_delta == pytest.approx(float(centred.abs().max()), rel=1e-5)
-    for told, moved in ((found.p99_raw_delta, delta), (found.p99_delta, centred)):
+    for reported, moved in ((found.p99_raw_delta, delta), (found.p99_delta, centred)):
         falling = moved.abs().flatten().sort(descending=True).values
-        assert told == pytest.approx(float(falling[len(falling) // 100]), rel=1e-5)
+        assert reported == pytest.approx(float(falling[len(falling) // 100]), rel=1e-5)
     assert found.max_range == pytest.approx(float((delta.amax(-1) - delta.amin(-1)).max()))
     assert found.max_kl == pytest.approx(float(kl.max()))
     assert found.mean_kl == pytest.approx(float(kl.mean()))
     assert found.median_kl == pytest.approx(float(kl.median()))
     assert found.flips == pytest.approx(float(torch.cat(flips).double().mean()))
-    for told, parts in zip(found.perplexity, surprise, strict=True):
-        assert told == pytest.approx(math.exp(float(torch.cat(parts).mean())))
+    for reported, parts in zip(found.perplexity, surprise, strict=True):
+        assert reported == pytest.approx(math.exp(float(torch.cat(parts).mean())))
     for i, m in enumerate((model, steered)):
         openings = [row[0] for row in found.continuations]
         results = generate(openings, m, max_tokens=8)
@@ -85,12 +85,12 @@ def test_below_it_is_not(tiny: Tiny) -> None:
 def test_json_has_no_tensors_and_no_nan(tiny: Tiny) -> None:
     import json
 
-    told = json.loads(
+    reported = json.loads(
         json.dumps(audit(tiny("gpt2"), vector(1), PROMPTS).to_dict(), allow_nan=False)
     )
-    assert told["perplexity"].keys() == {"unsteered", "steered"}
-    assert told["max_delta"] > 0
-    assert len(told["continuations"]) == 3
+    assert reported["perplexity"].keys() == {"unsteered", "steered"}
+    assert reported["max_delta"] > 0
+    assert len(reported["continuations"]) == 3
 
 
 def test_measures_of_repetition() -> None:

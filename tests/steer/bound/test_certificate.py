@@ -209,15 +209,15 @@ def test_where_every_alpha_keeps_the_budget() -> None:
 
 def test_names_the_tokens_that_move_most() -> None:
     head = LMHead(torch.tensor([[1.0], [-3.0], [2.0], [0.0]]), vocab_size=3)
-    told = certify(head, torch.tensor([1.0]), 0.5, budget=1.0).to_dict()
-    assert told["raised"][0] == {"id": 2, "delta": 1.0}
-    assert told["lowered"][0] == {"id": 1, "delta": -1.5}
-    assert len(told["raised"]) == 3  # the padding row takes no part
-    assert told["range"] == pytest.approx(2.5, rel=1e-8)
-    assert told["kl_bound"] == pytest.approx(2.5**2 / 8, rel=1e-8)
-    assert told["tv_bound"] == pytest.approx(math.tanh(2.5 / 4), rel=1e-8)
-    assert told["max_alpha"] == pytest.approx(0.2)
-    assert told["within"] is False
+    reported = certify(head, torch.tensor([1.0]), 0.5, budget=1.0).to_dict()
+    assert reported["raised"][0] == {"id": 2, "delta": 1.0}
+    assert reported["lowered"][0] == {"id": 1, "delta": -1.5}
+    assert len(reported["raised"]) == 3  # the padding row takes no part
+    assert reported["range"] == pytest.approx(2.5, rel=1e-8)
+    assert reported["kl_bound"] == pytest.approx(2.5**2 / 8, rel=1e-8)
+    assert reported["tv_bound"] == pytest.approx(math.tanh(2.5 / 4), rel=1e-8)
+    assert reported["max_alpha"] == pytest.approx(0.2)
+    assert reported["within"] is False
 
 
 def test_half_precision_weights_are_added_up_in_float64() -> None:

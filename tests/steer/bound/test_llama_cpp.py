@@ -95,8 +95,8 @@ def test_the_guard_runs_two_sequences(layer: int | str, both: Both) -> None:
     found = []
     for model in both:
         each = steering_for(model, v, kl_cap=0.05)
-        told = events([IDS], model, params=params, max_tokens=12, steering=each.alone)
-        ids = [event.token for event in told]
+        reported = events([IDS], model, params=params, max_tokens=12, steering=each.alone)
+        ids = [event.token for event in reported]
         guarded = guard(model, v, kl_cap=0.05)
         same = list(generate(IDS, guarded.model, max_tokens=12)[0].ids)
         assert same == ids
@@ -113,8 +113,8 @@ def test_requests_with_other_vectors_side_by_side(both: Both) -> None:
     wanted = []
     for layer in (1, 4):
         own = steering_for(model, vector(layer, 25.0))
-        told = events([IDS], model, params=params, max_tokens=8, steering=own.alone)
-        wanted.append([event.token for event in told])
+        reported = events([IDS], model, params=params, max_tokens=8, steering=own.alone)
+        wanted.append([event.token for event in reported])
     plain = list(generate(IDS, model, max_tokens=8)[0].ids)
     assert wanted[0] != wanted[1]
     each = iter([steering_for(model, vector(layer, 25.0)) for layer in (1, 4)])

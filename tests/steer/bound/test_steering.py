@@ -125,8 +125,8 @@ def test_next_tokens_of_a_steered_model(tiny: Tiny) -> None:
     model, v = tiny("llama"), vector(HEAD)
     ids = model.encode("the cat")
     z = by_hand(model, ids, HEAD, v.added)[-1, : model.reachable]
-    told = next_tokens("the cat", steer_model(model, v), top=1).tokens[0]
-    assert told.id == int(z.argmax())
+    reported = next_tokens("the cat", steer_model(model, v), top=1).tokens[0]
+    assert reported.id == int(z.argmax())
 
 
 @pytest.mark.parametrize("budget", [0.01, 2.0])

@@ -195,10 +195,10 @@ def test_the_command_on_the_real_model(
 ) -> None:
     out = tmp_path / "v.safetensors"
     command("builtin", out, model=str(smollm2), method="probe", unlabelled=0, labels=62, json=True)
-    told = json.loads(capsys.readouterr().out)
+    reported = json.loads(capsys.readouterr().out)
     vector = SteeringVector.load(out)
-    assert told["layer"] == vector.layer
-    assert told["metrics"]["validation_auroc"] > 0.7
+    assert reported["layer"] == vector.layer
+    assert reported["metrics"]["validation_auroc"] > 0.7
     assert [p.name for p in tmp_path.iterdir()] == ["v.safetensors"]
     assert load(smollm2).head.sha256 == vector.card.head_sha256
 
@@ -224,16 +224,16 @@ def test_the_card_tells_the_constraints_that_were_at_work(
     monkeypatch.setattr(gradient, "EPOCHS", 1)
     model = tiny("llama")
 
-    def told(**options: Any) -> dict[str, Any]:
+    def reported(**options: Any) -> dict[str, Any]:
         vector = train(data, model, job="steer", layer=1, **options)
         constraints: dict[str, Any] = vector.card.metrics["constraints"]
         return constraints
 
-    assert told() == {"kl": gradient.KL_WEIGHT, "budget": gradient.DEFAULT_BUDGET}
-    assert told(constraints=Constraints(kl=0.5, budget=1.0)) == {"kl": 0.5, "budget": 1.0}
+    assert reported() == {"kl": gradient.KL_WEIGHT, "budget": gradient.DEFAULT_BUDGET}
+    assert reported(constraints=Constraints(kl=0.5, budget=1.0)) == {"kl": 0.5, "budget": 1.0}
     excess = {"excess": 0.5, "threshold": 2.0, "largest": 50, "budget": 2.0}
-    assert told(constraints=Constraints(excess=0.5)) == excess
-    assert told(method="mean-diff") == {"budget": gradient.DEFAULT_BUDGET}
+    assert reported(constraints=Constraints(excess=0.5)) == excess
+    assert reported(method="mean-diff") == {"budget": gradient.DEFAULT_BUDGET}
 
 
 def test_arguments_that_would_be_ignored_are_refused(

@@ -71,7 +71,7 @@ def train(
     constraints: Constraints = Constraints(),  # noqa: B008
     seed: int = 0,
     checkpoint: Path | None = None,
-    told: list[dict[str, float]] | None = None,
+    reported: list[dict[str, float]] | None = None,
 ) -> Fit:
     with frozen(model):
         return fit(
@@ -83,7 +83,7 @@ def train(
             constraints=constraints,
             seed=seed,
             checkpoint=checkpoint,
-            report=None if told is None else told.append,
+            report=None if reported is None else reported.append,
         )
 
 
@@ -111,10 +111,10 @@ def test_a_model_in_bfloat16_can_be_trained_on(tiny: Tiny, layer: int | str) -> 
 
 
 def test_the_epoch_is_chosen_on_the_validation_rows(tiny: Tiny) -> None:
-    told: list[dict[str, float]] = []
-    found = train(tiny("llama"), told=told)
-    assert {"epoch", "loss", "max_delta", "max_kl"} == told[0].keys()
-    seen = {step["epoch"]: step["auroc"] for step in told if "auroc" in step}
+    reported: list[dict[str, float]] = []
+    found = train(tiny("llama"), reported=reported)
+    assert {"epoch", "loss", "max_delta", "max_kl"} == reported[0].keys()
+    seen = {step["epoch"]: step["auroc"] for step in reported if "auroc" in step}
     assert list(seen) == [2, 3, 4, 6]  # every second one, and the last of each stage
     assert found.auroc == max(seen.values())
     assert found.epoch == min(epoch for epoch, value in seen.items() if value == found.auroc)
@@ -160,15 +160,15 @@ def test_a_killed_training_goes_on_to_the_same_vector(
     path = tmp_path / "state"
 
     class Dying(list[dict[str, float]]):
-        def append(self, told: dict[str, float]) -> None:
-            if told["epoch"] == after:
+        def append(self, reported: dict[str, float]) -> None:
+            if reported["epoch"] == after:
                 raise Killed
 
     with pytest.raises(Killed):
-        train(model, constraints=constraints, checkpoint=path, told=Dying())
-    told: list[dict[str, float]] = []
-    resumed = train(model, constraints=constraints, checkpoint=path, told=told)
-    assert [step["epoch"] for step in told] == list(range(after + 1, 7))
+        train(model, constraints=constraints, checkpoint=path, reported=Dying())
+    reported: list[dict[str, float]] = []
+    resumed = train(model, constraints=constraints, checkpoint=path, reported=reported)
+    assert [step["epoch"] for step in reported] == list(range(after + 1, 7))
     assert torch.equal(resumed.direction, whole.direction)
     assert torch.equal(resumed.prototypes, whole.prototypes)
     assert resumed.history == whole.history
@@ -204,11 +204,11 @@ def test_a_budget_at_the_head_is_certified_at_every_epoch(tiny: Tiny) -> None:
 
 def test_a_budget_at_a_block_is_kept_on_the_calibration_texts(tiny: Tiny) -> None:
     model = tiny("llama")
-    told: list[dict[str, float]] = []
-    train(model, constraints=Constraints(budget=1.0), told=told)
-    assert max(step["max_delta"] for step in told) <= 1.0
+    reported: list[dict[str, float]] = []
+    train(model, constraints=Constraints(budget=1.0), reported=reported)
+    assert max(step["max_delta"] for step in reported) <= 1.0
     free: list[dict[str, float]] = []
-    train(model, told=free)
+    train(model, reported=free)
     assert max(step["max_delta"] for step in free) > 1.0
 
 
@@ -216,8 +216,8 @@ def test_kl_at_the_true_output_lowers_the_harm(tiny: Tiny) -> None:
     model = tiny("llama")
     free: list[dict[str, float]] = []
     held: list[dict[str, float]] = []
-    train(model, told=free)
-    train(model, constraints=Constraints(kl=10.0), told=held)
+    train(model, reported=free)
+    train(model, constraints=Constraints(kl=10.0), reported=held)
     assert held[-1]["max_kl"] < 0.5 * free[-1]["max_kl"]
 
 

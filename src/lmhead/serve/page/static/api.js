@@ -63,8 +63,8 @@ async function ask(path, body, signal, headers = {}) {
   watcher(id === server ? "back" : "restarted");
   server = id;
   if (!response.ok) {
-    const told = await response.json().catch(() => ({}));
-    throw new Error(told.error ?? `The server answered ${response.status}.`);
+    const reply = await response.json().catch(() => ({}));
+    throw new Error(reply.error ?? `The server answered ${response.status}.`);
   }
   return response;
 }
@@ -110,8 +110,8 @@ export async function upload(path, file) {
   return response.json();
 }
 
-/** Read the lines of a reply as they come; `told` gets every one but the result. */
-export async function lines(path, body, told, signal = undefined) {
+/** Read the lines of a reply as they come; `onLine` gets every one but the result. */
+export async function lines(path, body, onLine, signal = undefined) {
   if (offline) return fromFile(path, body).value;
   const response = await ask(path, body, signal);
   const reader = response.body.getReader();
@@ -129,7 +129,7 @@ export async function lines(path, body, told, signal = undefined) {
         keep({ path, body, value: found.result });
         return found.result;
       }
-      told(found);
+      onLine(found);
     }
     if (done) throw new Error("The answer ended early. Try again.");
   }

@@ -11,7 +11,7 @@ const SHOWN = 12;
 export function funnelPanel(store) {
   const { about } = store;
   const list = h("ol", { class: "stages", "aria-label": "Stages, in the order in which they run" });
-  const told = h("p", { class: "sr", role: "status" });
+  const announced = h("p", { class: "sr", role: "status" });
   const bars = new Bars(SHOWN, {
     label: "What is left to draw from; a click bans a token", columns: ["p"],
     act: (id) => store.set({ banned_ids: [...new Set([...(store.state.banned_ids ?? []), id])] }),
@@ -94,7 +94,7 @@ export function funnelPanel(store) {
     order.splice(from, 1);
     order.splice(to, 0, name);
     place(order);
-    told.textContent = `${CONTROLS[name].title} is now ${to + 1} of ${order.length}`;
+    announced.textContent = `${CONTROLS[name].title} is now ${to + 1} of ${order.length}`;
   }
 
   function place(order) {
@@ -136,7 +136,7 @@ export function funnelPanel(store) {
       h("div", { class: "row between wrap" }, h("h2", {}, "Stages"), orders),
       list,
       h("div", { class: "row between wrap" }, ties.element, reset),
-      told,
+      announced,
     ),
     h(
       "section", { class: "card sticky" },

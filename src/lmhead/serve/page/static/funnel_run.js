@@ -23,13 +23,13 @@ export class Funnel {
     }
     this.kept = [first];
     let same = first === old[0];
-    const told = JSON.stringify([seq.prompt, seq.output, seq.uniform, seq.mu]);
+    const context = JSON.stringify([seq.prompt, seq.output, seq.uniform, seq.mu]);
     for (const name of names) {
       const before = this.kept[this.kept.length - 1];
       if (!before.left) break;
       const fields = this.about.filters[name];
       const settings = [...fields.switches, ...fields.details].map((field) => params[field]);
-      const key = JSON.stringify([name, settings]) + told;
+      const key = JSON.stringify([name, settings]) + context;
       const again = old[this.kept.length];
       same = same && again?.key === key;
       const next = same ? again : step(name, before.c, FILTERS[name](before.c, params, seq));

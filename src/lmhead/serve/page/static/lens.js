@@ -58,7 +58,7 @@ export function lensPanel(store) {
     try {
       const { ids } = store.read;
       const result = await lines("/api/lens", { ids, token },
-        (told) => told.progress && progress.update(told.progress), mine.signal);
+        (line) => line.progress && progress.update(line.progress), mine.signal);
       if (mine !== running) return;
       shown = result;
       before = ids.length - shown.tokens.length;

@@ -150,10 +150,10 @@ async function start() {
   }
 
   store.watch((what, names) => {
-    if (what === "busy") find("told").textContent = "reading";
+    if (what === "busy") find("status").textContent = "reading";
     if (what === "text") {
       const { read, error } = store;
-      find("told").replaceChildren(...(error ? [problem(error)] : [
+      find("status").replaceChildren(...(error ? [problem(error)] : [
         `${plural(read.ids.length, "token")}${read.more.length ? `, ${count(read.more.length)} of them appended` : ""}`,
       ]));
       document.body.classList.toggle("failed", Boolean(error));

@@ -62,7 +62,7 @@ export function sizePanel(store) {
     const progress = working(() => mine.abort());
     place.replaceChildren(progress.element);
     try {
-      const result = await lines("/api/coverage", { text: given }, (told) => told.progress && progress.update(told.progress), mine.signal);
+      const result = await lines("/api/coverage", { text: given }, (line) => line.progress && progress.update(line.progress), mine.signal);
       if (mine !== running) return;
       found = result;
       place.replaceChildren();
@@ -106,9 +106,9 @@ export function sizePanel(store) {
       }
     }
     map.replaceChildren(...boxes);
-    const told = [...kinds.values()].sort((x, y) => y.value - x.value);
-    map.setAttribute("aria-label", `Treemap of ${parameters(total)} parameters: ${told.map((k) => `${k.name} ${percent(k.value / total)}`).join(", ")}`);
-    legend.replaceChildren(...told.map((kind) => h("li", {}, h("i", { class: `k-${kind.name.split(" ")[0]}` }),
+    const shown = [...kinds.values()].sort((x, y) => y.value - x.value);
+    map.setAttribute("aria-label", `Treemap of ${parameters(total)} parameters: ${shown.map((k) => `${k.name} ${percent(k.value / total)}`).join(", ")}`);
+    legend.replaceChildren(...shown.map((kind) => h("li", {}, h("i", { class: `k-${kind.name.split(" ")[0]}` }),
       `${kind.name} `, h("span", { class: "num muted" }, `${parameters(kind.value)}, ${percent(kind.value / total)}`))));
   }
 
@@ -158,6 +158,6 @@ export function sizePanel(store) {
   return { element, update };
 }
 
-function fact(name, value, told) {
-  return [h("dt", {}, name), h("dd", {}, h("b", {}, value), h("span", { class: "muted small" }, told))];
+function fact(name, value, note) {
+  return [h("dt", {}, name), h("dd", {}, h("b", {}, value), h("span", { class: "muted small" }, note))];
 }

@@ -34,7 +34,7 @@ export function steerPanel(store) {
   const steered = h("div", { class: "output", role: "region", "aria-label": "Steered text" });
   const go = h("button", { type: "button", class: "main", id: "steer-go" }, "Write both");
   const stop = h("button", { type: "button", id: "steer-stop", disabled: true }, "Stop");
-  const told = h("p", { class: "muted", role: "status" });
+  const status = h("p", { class: "muted", role: "status" });
   let known = [];
   let listed = false;
   let asking = null;
@@ -100,7 +100,7 @@ export function steerPanel(store) {
       h("section", { class: "card", id: "lowered" }, h("h2", {}, "Most lowered"), idle(), lowered.element)),
     h("section", { class: "card" },
       h("div", { class: "row between wrap" }, h("h2", {}, "The text, plain and steered"), h("div", { class: "row" }, go, stop)),
-      told,
+      status,
       h("div", { class: "columns even" },
         h("div", {}, h("h3", {}, "Plain"), plain), h("div", {}, h("h3", {}, "Steered"), steered))),
   );
@@ -206,7 +206,7 @@ export function steerPanel(store) {
     running = new AbortController();
     go.disabled = true;
     stop.disabled = false;
-    told.textContent = "writing";
+    status.textContent = "writing";
     const { alpha: strength, cap: kl_cap } = store.state;
     const params = { ...store.asked(), seed: store.state.seed ?? 0 };
     if (params.temperature === undefined) params.temperature = 0;
@@ -222,9 +222,9 @@ export function steerPanel(store) {
     ]);
     const failed = both.find((r) => r.status === "rejected" && r.reason.name !== "AbortError");
     const held = both[1].value?.guard;
-    if (failed) told.replaceChildren(problem(failed.reason));
-    else if (both.some((r) => r.status === "rejected")) told.textContent = "stopped";
-    else told.textContent = held ? `done; the guard held back ${held.held_back} of ${held.tokens} tokens` : "done";
+    if (failed) status.replaceChildren(problem(failed.reason));
+    else if (both.some((r) => r.status === "rejected")) status.textContent = "stopped";
+    else status.textContent = held ? `done; the guard held back ${held.held_back} of ${held.tokens} tokens` : "done";
     running = null;
     stop.disabled = true;
     go.disabled = false;

@@ -1,4 +1,4 @@
-// The state of the page, what the server told about it, and who wants to know.
+// The state of the page, what the server said of it, and who wants to know.
 
 import { floats, json } from "./api.js";
 import { Funnel } from "./funnel_run.js";
@@ -9,7 +9,7 @@ export class Store {
     this.about = about;
     this.tokens = tokens;
     this.state = parse(address, about.defaults);
-    this.read = null; // what /api/read told
+    this.read = null; // the reply of /api/read
     this.logits = null; // Float32Array of the next token
     this.error = null;
     this.busy = false;

@@ -46,7 +46,7 @@ export function whyPanel(store) {
     const progress = working(() => mine.abort());
     place.replaceChildren(progress.element);
     try {
-      const result = await lines("/api/why", question, (told) => told.progress && progress.update(told.progress), mine.signal);
+      const result = await lines("/api/why", question, (line) => line.progress && progress.update(line.progress), mine.signal);
       if (mine !== running) return;
       shown = result;
       place.replaceChildren();
