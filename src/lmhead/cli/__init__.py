@@ -7,6 +7,9 @@ from typing import Any
 
 def main() -> None:
     """Run the command line; the entry point of the `lmhead` program."""
+    from lmhead.cli.starting import search_rarely
+
+    search_rarely()
     sys.exit(run(sys.argv[1:]))
 
 

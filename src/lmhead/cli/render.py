@@ -110,8 +110,13 @@ class _Fitted(Table):
     """A table that loses bars first and letters of its texts second; its numbers stay whole."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._excess(console, options) > 0:  # to measure takes milliseconds
+            self._give_way(console, options)
+        return super().__rich_console__(console, options)
+
+    def _give_way(self, console: Console, options: ConsoleOptions) -> None:
         for column in reversed(self.columns):
-            if self._excess(console, options) > 0 and _is_bar(column):
+            if _is_bar(column) and self._excess(console, options) > 0:
                 self.columns.remove(column)
         if all(column.no_wrap for column in self.columns):  # else one of them gives way
             for column in self.columns:
@@ -122,7 +127,6 @@ class _Fitted(Table):
                     column.max_width = max(width - excess, _SHORTEST)
             while len(self.columns) > 2 and self._excess(console, options) > 0:
                 del self.columns[-1]
-        return super().__rich_console__(console, options)
 
     def _excess(self, console: Console, options: ConsoleOptions) -> int:
         unlimited = options.update(width=10_000)
