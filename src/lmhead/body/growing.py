@@ -17,31 +17,28 @@ class _Growing:
     def __init__(self, layer: Any, room: int) -> None:
         self.layer, self.room = weakref.ref(layer), room  # which holds us: no circle
         self.held: list[Tensor] = []  # keys and values, with room behind them
+        self.place: tuple[Any, ...] | None = None  # of the keys
 
     def __call__(
         self, key_states: Tensor, value_states: Tensor, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Add keys and values `[B, heads, T, d]`; return all."""
         layer: Any = self.layer()
-        start = layer.keys.shape[-2]
-        end = start + key_states.shape[-2]
-        if not self._is_held(layer.keys) or end > self.held[0].shape[-2]:
+        start, more = layer.keys.shape[-2], key_states.shape[-2]
+        end = start + more
+        if self.place != _place(layer.keys) or end > self.held[0].shape[-2]:
             self.held = [_with_room(x, end + self.room) for x in (layer.keys, layer.values)]
-        for whole, new in zip(self.held, (key_states, value_states), strict=True):
-            whole[..., start:end, :] = new
-        layer.keys, layer.values = (whole[..., :end, :] for whole in self.held)
+            self.place = _place(self.held[0])
+        keys, values = self.held
+        keys.narrow(-2, start, more).copy_(key_states)
+        values.narrow(-2, start, more).copy_(value_states)
+        layer.keys, layer.values = keys.narrow(-2, 0, end), values.narrow(-2, 0, end)
         return layer.keys, layer.values
 
-    def _is_held(self, keys: Tensor) -> bool:
-        """Whether the keys still lie where we put them: rows may have been taken out since."""
-        if not self.held:
-            return False
-        whole = self.held[0]
-        return (keys.data_ptr(), keys.shape[:-2], keys.stride()) == (
-            whole.data_ptr(),
-            whole.shape[:-2],
-            whole.stride(),
-        )
+
+def _place(keys: Tensor) -> tuple[Any, ...]:
+    """Say where keys lie, however many columns: rows may be taken out of a cache."""
+    return keys.data_ptr(), keys.stride(), keys.shape[:-2]
 
 
 def grow_in_place(past: Any, room: int) -> None:

@@ -76,6 +76,11 @@ def install(module: nn.Module) -> None:
             module.register_forward_hook(_leave)
 
 
+def is_ours(hook: Callable[..., Any]) -> bool:
+    """Tell whether a module's hook is one of the tap's."""
+    return hook is _enter or hook is _leave
+
+
 def is_tapped(module: nn.Module) -> bool:
     """Tell whether whoever runs now already sees or changes what passes the module."""
     return bool(_wishes.get().get(module))

@@ -32,6 +32,7 @@ from lmhead.head.find.locate import locate
 from lmhead.head.projection import Projection
 from lmhead.patch.asked import read
 from lmhead.patch.call import Call
+from lmhead.patch.inference import leaves_only_ids, noting_caches, unseen
 from lmhead.patch.screen import Choice, Rounding, Screen, check_choice, why_not_now
 
 if TYPE_CHECKING:
@@ -238,10 +239,20 @@ def _patched(kind: Any) -> Any:
         patch.count("screened")
         token = _call.set(plan)
         try:
+            one = type(logits_processor)([plan])
             with tapped(plan.ready.layer, enter=plan.enter, leave=plan.leave):
-                return kind._sample(self, input_ids, type(logits_processor)([plan]), **arguments)
+                if not leaves_only_ids(self, generation_config, arguments):
+                    return kind._sample(self, input_ids, one, **arguments)
+                with unseen(self):
+                    ids = kind._sample(self, input_ids, one, **arguments)
+                return ids.clone()
         finally:
             _call.reset(token)
+
+    @functools.wraps(kind.generate)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with noting_caches(kwargs):
+            return kind.generate(self, *args, **kwargs)
 
     @functools.wraps(kind.prepare_inputs_for_generation)
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -263,6 +274,7 @@ def _patched(kind: Any) -> Any:
 
     about = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     members = {
+        "generate": generate,
         "_sample": sample,
         "prepare_inputs_for_generation": prepare,
         "__reduce_ex__": reduce,
