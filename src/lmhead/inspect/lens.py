@@ -33,7 +33,7 @@ from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.progress import Progress, silent
 
 Array = NDArray[np.float32]
-LOGITS_AT_ONCE = 1 << 23  # of all rows but the last, whose product is made as the model makes it
+LOGITS_AT_ONCE = 1 << 25  # 128 MB of float32; each product packs the weight, so few are better
 
 
 @dataclass(frozen=True)
