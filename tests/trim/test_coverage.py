@@ -2,17 +2,20 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from scipy.stats import binomtest
 
+import lmhead.trim.listening as listening_module
 from lmhead.loading import Model, load
 from lmhead.trim.coverage import Listening, covering, estimate
 from lmhead.trim.estimate import News, binomial_interval
 from lmhead.trim.listening import (
     AT_LEAST,
     Group,
+    best_by_screen,
     continue_greedily,
     listen,
     listen_to_continuations,
@@ -66,7 +69,12 @@ def test_greedy_continuations_are_those_of_transformers(model: Model) -> None:
     assert found == continue_greedily(model, prompts, 12)
 
 
-def test_groups_run_together_and_only_some_are_listened_to(model: Model) -> None:
+@pytest.mark.parametrize("large", [2**26, 0])  # by the product, and by the screen
+def test_groups_run_together_and_only_some_are_listened_to(
+    model: Model, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening_module, "LARGE", large)
+    assert (best_by_screen(model) is None) == (large > 0)
     prompts = [list(range(n, n + length)) for n, length in ((300, 4), (500, 8), (700, 4))]
     [first] = listen_to_continuations(model, Group(prompts[:1]), max_tokens=9)
     [second] = listen_to_continuations(model, Group(prompts[1:]), max_tokens=9)
@@ -78,6 +86,35 @@ def test_groups_run_together_and_only_some_are_listened_to(model: Model) -> None
     assert torch.equal(b.heard.chosen, b.heard.choices > 0)
     assert not b.heard.mass.any()
     assert (b.heard.positions, len(b.states)) == (second.heard.positions, 1)
+    uncounted = Group(prompts[1:], heard=False, counted=False)
+    _, c = listen_to_continuations(model, groups[0], uncounted, max_tokens=9)
+    assert c.texts == b.texts
+    assert c.heard.positions == sum(map(len, c.texts))
+
+
+def test_the_screen_leaves_what_is_nearly_a_tie_to_the_head(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening_module, "LARGE", 0)
+    best = best_by_screen(model)
+    assert best is not None
+    h, _ = model.body(torch.arange(300, 420).view(4, 30))
+    h = h.reshape(-1, h.shape[-1]).detach()
+    z = listening_module.logits(model.head, h)[:, : model.reachable].detach()
+    assert torch.equal(best(h), z.argmax(-1))
+    asked: list[int] = []
+
+    def noting(head: Any, h: torch.Tensor) -> torch.Tensor:
+        asked.append(len(h))
+        return head(h)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(listening_module, "logits", noting)
+    two = z.topk(2).values
+    leads = two[:, 0] - two[:, 1]
+    middle = float(leads.sort().values[60:62].mean())  # between two of them
+    monkeypatch.setattr(listening_module, "NEAR_TIE", middle)
+    assert torch.equal(best(h), z.argmax(-1))
+    assert asked == [61]
 
 
 def test_a_continuation_stops_at_the_end_token(model: Model) -> None:

@@ -127,7 +127,7 @@ def hear(
         groups = (
             Group(prompts, states=proved),
             Group(held_prompts, heard=False, states=alone),
-            Group(unheard, heard=False, states=len(unheard)),
+            Group(unheard, heard=False, states=len(unheard), counted=False),
         )
         said = _continued(workers or Here(model), groups, question.max_tokens, progress)
         return {f"{at}.{k}": t for at, one in enumerate(said) for k, t in _spoken(one).items()}
@@ -168,7 +168,7 @@ def shares(groups: Sequence[Group], most: int) -> list[tuple[Group, ...]]:
     def part(group: Group, at: int) -> Group:
         first, end = (len(group.prompts) * i // count for i in (at, at + 1))
         states = min(max(0, group.states - first), end - first)
-        return Group(group.prompts[first:end], group.heard, states)
+        return Group(group.prompts[first:end], group.heard, states, group.counted)
 
     return [tuple(part(group, at) for group in groups) for at in range(count)]
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lmhead.body.grouped import grouped_attention
+from lmhead.errors import LMHeadError
 from lmhead.generation import Engine, Request
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
@@ -31,6 +32,7 @@ MEMORY = 2**30  # bytes of keys and values
 LOGITS, ROWS = 2**24, 96  # logits that are held at once, but so many rows: W is read for each lot
 NEAR_TIE = 0.01  # logits; nearer than this, rounding in another batch may choose the other
 FEW_ROWS = 64  # whose products two threads take nearly twice the time of one for
+LARGE = 2**26  # weights of a head, from which on its screen finds a choice much sooner
 AT_LEAST = 2048  # positions of texts, before listening may stop
 
 
@@ -47,21 +49,39 @@ class Listener:
 
     def take(self, z: Tensor, best: Tensor, choice: Tensor) -> None:
         """Add up logits `z [n, V]`, which are changed, the best of each row and whose it is."""
+        p = z.sub_(best[:, None]).exp_()  # 1 where it is the best
+        self.count(choice, p.amax(0) >= math.exp(-NEAR_TIE), p.sum(-1).reciprocal() @ p)
+
+    def count(self, choice: Tensor, near: Tensor | None = None, mass: Tensor | None = None) -> None:
+        """Add up choices `[n]` alone, or with what is near them and the probability of all."""
         heard = self.heard
         count = torch.bincount(choice, minlength=len(heard.choices))
-        mass, near = heard.mass, heard.chosen
-        if self.whole:
-            p = z.sub_(best[:, None]).exp_()  # 1 where it is the best
-            near = near | (p.amax(0) >= math.exp(-NEAR_TIE))
-            mass = mass + (p.sum(-1).reciprocal() @ p).double()
-        else:
-            near = near | (count > 0)
-        self.heard = Listening(mass, near, heard.choices + count, heard.positions + len(choice))
+        self.heard = Listening(
+            heard.mass if mass is None else heard.mass + mass.double(),
+            heard.chosen | (count > 0 if near is None else near),
+            heard.choices + count,
+            heard.positions + len(choice),
+        )
 
 
-def hear(listeners: Sequence[Listener], owner: Tensor, h: Tensor) -> Tensor:
-    """Give the states `h [n, d]` to their listeners; return the greedy choices `[n]`."""
+def hear(
+    listeners: Sequence[Listener], owner: Tensor, h: Tensor, quick: "Best | None" = None
+) -> Tensor:
+    """Give the states `h [n, d]` to their listeners; return the greedy choices `[n]`.
+
+    `quick` finds the choices of those that want no more than them.
+    """
     model = listeners[0].model
+    whole = torch.tensor([listener.whole for listener in listeners])[owner]
+    if quick is not None and not bool(whole.all()):
+        found = torch.empty(len(h), dtype=torch.long)
+        if bool(whole.any()):
+            found[whole] = hear(listeners, owner[whole], h[whole])
+        found[~whole] = quick(h[~whole])
+        for at, listener in enumerate(listeners):
+            if not listener.whole:
+                listener.count(found[owner == at])
+        return found
     V = model.reachable
     most = max(ROWS, LOGITS // V)
     choices = []
@@ -70,8 +90,10 @@ def hear(listeners: Sequence[Listener], owner: Tensor, h: Tensor) -> Tensor:
         best, choice = z.max(-1)
         for at, listener in enumerate(listeners):
             mine = rows_of(owners, at)
-            if len(choice[mine]):
-                listener.take(z[mine] if listener.whole else z, best[mine], choice[mine])
+            if len(choice[mine]) and listener.whole:
+                listener.take(z[mine], best[mine], choice[mine])
+            elif len(choice[mine]):
+                listener.count(choice[mine])
         choices.append(choice)
     return torch.cat(choices)
 
@@ -89,6 +111,36 @@ def logits(head: Any, h: Tensor) -> Tensor:
     """Return the logits `[n, V]` of what enters the projection, `[n, d]`; free to be changed."""
     z: Tensor = head(h)
     return z
+
+
+Best = Callable[[Tensor], Tensor]
+
+
+def best_by_screen(model: Model) -> Best | None:
+    """Return what finds the best tokens `[n]` of states `[n, d]` by the head's screen.
+
+    None where the head is so small that a product is as good, or has no screen. What is nearly a
+    tie is decided by the head itself.
+    """
+    from lmhead.head.screened import ScreenedHead
+    from lmhead.head.screening.loops import can_compile
+
+    head, V = model.head, model.reachable
+    if head.weight.numel() < LARGE or not can_compile():
+        return None
+    try:
+        screened = ScreenedHead.from_head(head, model.folder)
+    except LMHeadError:  # weights of other kinds have none
+        return None
+
+    def best(h: Tensor) -> Tensor:
+        ids, z = screened.candidates(h.contiguous(), 2, limit=V)
+        found, near = ids[:, 0].clone(), z[:, 0] - z[:, 1] < NEAR_TIE
+        if bool(near.any()):
+            found[near] = logits(head, h[near])[:, :V].argmax(-1)
+        return found
+
+    return best
 
 
 def lots(texts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
@@ -224,12 +276,14 @@ class Spoken:
 class Group:
     """Prompts to continue: whether the model is listened to, and how many states are kept.
 
-    Where it is not, its choices are counted all the same.
+    Where it is not, its choices are counted all the same: at every step, and if `counted` at the
+    positions of the prompts.
     """
 
     prompts: Sequence[Sequence[int]]
     heard: bool = True
     states: int = 0
+    counted: bool = True
 
 
 def listen_to_continuations(
@@ -244,20 +298,23 @@ def listen_to_continuations(
     prompts = [prompt for group in groups for prompt in group.prompts]
     owner = torch.tensor([at for at, group in enumerate(groups) for _ in group.prompts])
     keep = [at < group.states for group in groups for at in range(len(group.prompts))]
+    counted = [group.counted for group in groups for _ in group.prompts]
     states: list[list[Tensor]] = [[] for _ in prompts]
+    quick = None if all(group.heard for group in groups) else best_by_screen(model)
 
     def choose(h: Tensor, which: Sequence[int]) -> Tensor:
         for place, prompt in enumerate(which):
             if keep[prompt]:
                 states[prompt].append(h[place].clone())
-        return hear(listeners, owner[list(which)], h)
+        return hear(listeners, owner[list(which)], h, quick)
 
     def read(h: Tensor, which: Sequence[int]) -> None:
         # The last position of a prompt is its first step.
-        rows = [h[row, -len(prompts[i]) : -1] for row, i in enumerate(which)]
-        lengths = torch.tensor([len(row) for row in rows])
+        rows = {i: h[row, -len(prompts[i]) : -1] for row, i in enumerate(which) if counted[i]}
+        lengths = torch.tensor([len(row) for row in rows.values()])
         if lengths.sum():
-            hear(listeners, owner[list(which)].repeat_interleave(lengths), torch.cat(rows))
+            owners = owner[list(rows)].repeat_interleave(lengths)
+            hear(listeners, owners, torch.cat(list(rows.values())), quick)
 
     texts = continue_greedily(
         model, prompts, max_tokens, choose=choose, read=read, title=title, progress=progress
