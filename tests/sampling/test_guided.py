@@ -214,6 +214,38 @@ def test_a_grammar_as_deep_as_may_be_does_not_end_the_process(tiny, tmp_path: Pa
     assert len(done.stdout.splitlines()) == 3
 
 
+SHORT = """
+import resource
+from lmhead.errors import LMHeadError
+from lmhead.sampling.guided import check_guide
+
+check_guide(regex="a+")  # everything is imported, and the first thread has come and gone
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + MORE * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    for _ in range(300):
+        check_guide(regex="a+")
+    print("checked")
+except LMHeadError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads what Linux says of memory")
+@pytest.mark.parametrize(("more", "expected"), [(600, "checked"), (-100, "512 MB of stack")])
+def test_a_process_short_of_memory_waits_for_a_stack_or_says_so(more: int, expected: str):
+    """With room for one stack of 512 MB but not for two, a thread had to wait for the last one."""
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT.replace("MORE", str(more))],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-1000:]
+    assert expected in done.stdout
+
+
 def test_a_token_that_the_grammar_does_not_allow_is_an_error(tiny):
     guide = compile_guide(tiny, regex="ab").start()
     with pytest.raises(BadInput, match="the grammar cannot go on"):

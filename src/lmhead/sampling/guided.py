@@ -8,6 +8,7 @@ to go on with, only the tokenizer's own way to write it is allowed. Needs the ex
 import functools
 import json
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmhead.errors import BadInput, MissingExtra, how_to_install
+from lmhead.errors import BadInput, LMHeadError, MissingExtra, how_to_install
 from lmhead.files import limits
 from lmhead.files.jsons import is_unicode
 
@@ -30,6 +31,7 @@ FIELDS = ("json_schema", "regex", "grammar")
 # that runs out of stack ends the process. The longest chain that fits into limits.GRAMMAR needs
 # 200 MB. What is not touched takes no memory.
 _STACK = 2**29  # bytes
+_PAUSES = (0.0, 0.01, 0.05, 0.2)  # seconds before each try to start that thread
 _STARTING = threading.Lock()
 _T = TypeVar("_T")
 
@@ -165,12 +167,30 @@ def _on_a_deep_stack(work: Callable[[], _T]) -> _T:
     with _STARTING:
         before = threading.stack_size(_STACK)
         try:
-            thread = threading.Thread(target=run, name="lmhead-grammar")
-            thread.start()
+            thread = _started(run)
         finally:
             threading.stack_size(before)
     thread.join()
     return done.result()
+
+
+def _started(run: Callable[[], None]) -> threading.Thread:
+    """Start a thread; a process short of address space may have to wait for the last one's stack.
+
+    `join` returns a moment before the system takes a thread's stack back.
+    """
+    for pause in _PAUSES:
+        time.sleep(pause)
+        try:
+            thread = threading.Thread(target=run, name="lmhead-grammar")
+            thread.start()
+        except RuntimeError:
+            continue
+        return thread
+    raise LMHeadError(
+        f"there is no room for a thread with {_STACK >> 20} MB of stack, which compiling a grammar "
+        "needs; raise the process's limit on virtual memory (`ulimit -v`) or on threads (`-u`)"
+    )
 
 
 def _bounded(name: str, value: Any) -> str:
