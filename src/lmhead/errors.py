@@ -35,7 +35,7 @@ class BadInput(LMHeadError, ValueError):
 
 
 class ModelNotFound(LMHeadError):
-    """MODEL is no folder, no file, no built-in name and no reachable Hugging Face id."""
+    """MODEL is not a folder, no file, no built-in name and no reachable Hugging Face id."""
 
 
 class FetchError(LMHeadError):

@@ -201,7 +201,7 @@ def load(
     if not isinstance(model, str | Path):
         raise BadInput(
             f"the model is a {type(model).__name__}; expected a folder, a .gguf file, a name, or "
-            "a model of transformers together with its tokenizer",
+            "a transformers model together with its tokenizer",
             names=["model", "tokenizer"],
         )
     where, what = device_of(device), dtype_of(dtype)
@@ -269,10 +269,10 @@ def _loaded_before(
     model: Model, tokenizer: Any, body: str | None, placed: Mapping[str, object]
 ) -> Model:
     """Return a model that is loaded already, with another tokenizer where one is given."""
-    _refuse(placed, f"{model.name} is loaded already")
+    _refuse(placed, f"{model.name} is already loaded")
     if body is not None and body != _kind(model.body):
         raise BadInput(
-            f"body is {body!r}, but {model.name} is loaded already, with another body; load it by "
+            f"body is {body!r}, but {model.name} is already loaded with another body; load it by "
             "its name or folder",
             names=["body"],
         )

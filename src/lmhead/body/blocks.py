@@ -23,7 +23,9 @@ class Blocks:
 
     def __init__(self, body: Body) -> None:
         if not isinstance(body, TorchBody):
-            raise UnsupportedModel("this engine runs its blocks as one; load the model with torch")
+            raise UnsupportedModel(
+                "this engine runs all blocks as one graph; load the model with body='torch'"
+            )
         self.body = body
         self.blocks = blocks_of(body.model)
         self._returns = self._try()

@@ -72,7 +72,7 @@ def left_out(blocks: Iterable[nn.Module], answer: Any) -> Iterator[None]:
     if out.asked != out.blocks:
         kind = type(next(iter(out.blocks - out.asked))).__name__
         raise UnsupportedModel(
-            f"{len(out.blocks - out.asked)} blocks of class {kind} ran although they were left "
-            "out: something stands before their forward (hooks of accelerate, say); load the "
+            f"{len(out.blocks - out.asked)} blocks of class {kind} ran although they were to be "
+            "skipped: something wraps their forward (accelerate's hooks, for example); load the "
             "model without it"
         )

@@ -143,7 +143,7 @@ def _chosen(names: "list[str] | None") -> "list[Entry]":
     for name in names:
         if name not in known:
             hint = suggestion(name, known) or "`lmhead cache` lists what is there"
-            raise BadInput(f"nothing is kept under the name {name!r}; {hint}")
+            raise BadInput(f"nothing is cached under the name {name!r}; {hint}")
     return [entry for entry in there if entry.name in names]
 
 

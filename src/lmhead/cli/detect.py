@@ -66,7 +66,7 @@ def detect(
 
 
 def _lines() -> Iterator[str]:
-    """Read stdin line by line; an empty line is no text."""
+    """Read stdin line by line; an empty line is not a text."""
     try:
         for line in sys.stdin.buffer:
             if text := line.decode("utf-8").strip():

@@ -55,7 +55,7 @@ def explore(
             raise BadInput(f"there is no vector at {path}; name its file", names=["steer"])
     if export is not None:
         if export.suffix.lower() not in (".html", ".htm"):
-            raise BadInput(f"the file is {export.name}; expected a name in .html")
+            raise BadInput(f"the file is {export.name}; expected a name that ends in .html")
         refuse_existing(export, force=force, folder=False)
         _export(model, prompt, export, device, dtype, json)
         return

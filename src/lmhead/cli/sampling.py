@@ -161,11 +161,11 @@ def _text_or_file(name: str, value: str) -> str:
     if name == "json_schema":
         if value.lstrip()[:1] not in ("{", "t", "f") or path.suffix == ".json":
             raise BadInput(
-                f"{option(name)} is {value!r}; there is no such file, and it is no JSON schema"
+                f"{option(name)} is {value!r}; there is no such file, and it is not a JSON schema"
             )
     elif ":" not in value or ("\n" not in value and path.suffix in (".lark", ".gbnf", ".txt")):
         raise BadInput(
-            f"{option(name)} is {value!r}; there is no such file, and it is no Lark grammar, "
+            f"{option(name)} is {value!r}; there is no such file, and it is not a Lark grammar, "
             "which has lines such as start: WORD"
         )
     return value

@@ -132,13 +132,16 @@ def convert(
         there = ", ".join(str(v.layer) for v in vectors)
         vectors = [v for v in vectors if v.layer == layer]
         if not vectors:
-            raise BadInput(f"there is no vector of layer {layer}; there are those of {there}")
+            raise BadInput(f"there is no vector for layer {layer}; expected one of {there}")
     if out.suffix == ".gguf":
         with noted():
             save_control_vector(vectors, out, hint)
     elif len(vectors) > 1:
         there = ", ".join(str(v.layer) for v in vectors)
-        raise BadInput(f"{out.name} can hold one vector, but there are those of {there}: --layer N")
+        raise BadInput(
+            f"{out.name} can hold one vector, but there are vectors for layers {there}; choose one "
+            "with --layer N"
+        )
     else:
         vectors[0].save(out)
     if json:

@@ -140,7 +140,9 @@ def train(
     A `tsv` training that was killed continues where it stopped when you repeat the command.
     """
     if out.suffix != ".safetensors":  # before minutes of work, not after
-        raise BadInput(f"the vector's file is {out.name}; expected a name in .safetensors")
+        raise BadInput(
+            f"the vector's file is {out.name}; expected a name that ends in .safetensors"
+        )
     chosen = parse_layer(layer)
     job = renamed("--for", old_for, "--job", job)
     from lmhead.cli import render

@@ -121,7 +121,9 @@ def stream(
     """
     for name in _NOT_STREAMED:
         if name in controls:
-            raise BadInput(f"{name} is an option of generate; stream gives one text as it comes")
+            raise BadInput(
+                f"{name} is an option of generate; stream yields one text as it is generated"
+            )
     given = listed(prompt)
     if not isinstance(prompt, str) and len(given) != 1:
         raise BadInput(f"stream got {len(given)} prompts; expected one: use generate for several")
@@ -171,8 +173,8 @@ def checked(
         also += ["stop"] * bool(stops) + ["samples"] * (samples != 1)
         if also:
             raise BadInput(
-                f"beams is given together with {', '.join(also)}; beam search draws nothing and "
-                "takes no sampling controls, stop or samples: give either",
+                f"beams is given together with {', '.join(also)}; beam search does not sample and "
+                "takes no sampling controls, stop or samples: give one or the other",
                 names=["beams", *also],
             )
     chosen = params_of(params, controls)

@@ -41,7 +41,7 @@ def engine(
     check_engine(name)
     if not isinstance(model, Model):
         raise BadInput(
-            f"the model is a {type(model).__name__}; expected what lmhead.load(...) gives"
+            f"the model is a {type(model).__name__}; expected the result of lmhead.load(...)"
         )
     if group is not None:
         if keepset is not None or name == "max":

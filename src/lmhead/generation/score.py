@@ -306,7 +306,7 @@ def _encoded(
         said = _templated(model, said)
     whole = _bare(model, said + text)
     given = whole if chat else model.tokenizer(said + text, verbose=False)["input_ids"]
-    # what the tokenizer puts at the beginning; the end of a text is no part of it
+    # what the tokenizer puts at the beginning; the end of a text is not a part of it
     n = len(whole)
     places = (k for k in range(len(given) - n + 1) if given[k : k + n] == whole)
     bos = given[: next(places, 0)]

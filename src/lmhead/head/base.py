@@ -242,7 +242,9 @@ def check_ids(ids: Tensor, V: int, what: str = "the touched ids") -> Tensor:
 def check_touched(touched: Sequence[Tensor], states: Tensor, V: int) -> list[Tensor]:
     """Return the touched ids of each of the states `[n, x]`, if they are ids below V."""
     if len(touched) != len(states):
-        raise BadInput(f"got touched ids for {len(touched)} of {len(states)} states")
+        raise BadInput(
+            f"got touched ids for {len(touched)} of {len(states)} states; expected them for each"
+        )
     return [check_ids(ids, V).to(states.device) for ids in touched]
 
 
@@ -251,7 +253,7 @@ def check_shape(ids: Tensor, states: Tensor) -> None:
     if ids.ndim != 1 and (ids.ndim == 0 or ids.shape[:-1] != states.shape[:-1]):
         raise BadInput(
             f"ids have shape {list(ids.shape)} for states of shape {list(states.shape)}; "
-            "expected [n], the same for all, or [..., n], own ones for each state"
+            "expected [n], the same for all, or [..., n], separate ones for each state"
         )
 
 

@@ -115,7 +115,9 @@ def _ids(ids: Iterable[int]) -> Tensor:
         whole = [index(i) for i in given if not isinstance(i, bool)]
         found = torch.tensor(list(dict.fromkeys(whole)), dtype=torch.int64)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise BadInput(f"an edit got what is no id ({error}); expected whole numbers") from error
+        raise BadInput(
+            f"an edit got something that is not an id ({error}); expected whole numbers"
+        ) from error
     if isinstance(given, list) and len(whole) != len(given):
-        raise BadInput("an edit got truth values as ids; expected whole numbers")
+        raise BadInput("an edit got booleans as ids; expected whole numbers")
     return found

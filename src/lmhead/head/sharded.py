@@ -75,7 +75,9 @@ class ShardedHead(OwnTensors, Head):
     ) -> None:
         super().__init__()
         if not isinstance(local, LMHead):
-            raise BadInput(f"the head is a {type(local).__name__}; expected an LMHead of own rows")
+            raise BadInput(
+                f"the head is a {type(local).__name__}; expected an LMHead with this rank's rows"
+            )
         if local.vocab_size != len(local.weight):
             raise BadInput(
                 f"the local head keeps {local.vocab_size:,} of its {len(local.weight):,} rows; "

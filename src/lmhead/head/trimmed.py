@@ -78,7 +78,7 @@ class TrimmedHead(OwnTensors, Head):
                 kept = file.get_tensor("kept")
         except (OSError, SafetensorError) as error:
             raise BadInput(
-                f"{path} is no keep-set file ({error}); expected what `lmhead trim --form head` "
+                f"{path} is not a keep-set file ({error}); expected what `lmhead trim --form head` "
                 "writes"
             ) from error
         if (made_for := metadata.get("head_sha256")) != head.sha256:

@@ -212,8 +212,8 @@ def _on_text(
     if read[0] != read[1]:
         raise BadInput(
             f"{models[0].name} reads the text as {len(ids[0])} tokens and {models[1].name} as "
-            f"{len(ids[1])} other ones; expected a text that both read alike (a trim reads only "
-            "what it kept as before)",
+            f"{len(ids[1])} different ones; expected a text that both read as the same tokens (a "
+            "trimmed model does so only with tokens that it kept)",
             names=["text"],
         )
     states = []

@@ -170,7 +170,9 @@ def looked(
 def _run(model: Model, ids: list[int]) -> tuple[list[Tensor], Tensor]:
     """Run the model; return what enters the first block and leaves each, and its own logits."""
     if not isinstance(model.body, TorchBody):
-        raise UnsupportedModel("this engine runs its blocks as one; load the model with torch")
+        raise UnsupportedModel(
+            "this engine runs all blocks as one graph; load the model with body='torch'"
+        )
     net = model.body.model
     try:
         blocks = blocks_of(net)
@@ -195,8 +197,8 @@ def _run(model: Model, ids: list[int]) -> tuple[list[Tensor], Tensor]:
         out = net(input_ids=torch.tensor([ids], device=model.body.device), use_cache=False)
     if len(caught) != len(blocks) + 1:
         raise UnsupportedModel(
-            f"{type(net).__name__} does not run the {len(blocks)} blocks that were found once each "
-            f"({max(0, len(caught) - 1)} runs); the lens needs a model that does"
+            f"{type(net).__name__} does not run each of the {len(blocks)} blocks that were found "
+            f"exactly once ({max(0, len(caught) - 1)} runs); the lens needs a model that does"
         )
     return caught, out.logits
 

@@ -162,7 +162,7 @@ def _encoded(model: Model, given: Prompt) -> tuple[str, list[int], int]:
     if not bare:
         raise BadInput("the text holds no token; expected text that the tokenizer knows")
     model.check_ids([min(bare), max(bare)])
-    return given, ids[: at + n], n  # the token that ends a text is no part of it
+    return given, ids[: at + n], n  # the token that ends a text is not a part of it
 
 
 def _windows(model: Model, T: int, stride: int | None) -> Iterator[tuple[int, int, int]]:

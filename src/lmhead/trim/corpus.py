@@ -153,7 +153,7 @@ class Corpus:
                     f"{where} has no text in the field {self.field!r}; name another with --field"
                 )
             elif not is_unicode(value):
-                self._wrong(f"{where} holds half of a surrogate pair, which is no character")
+                self._wrong(f"{where} holds half of a surrogate pair, which is not a character")
             else:
                 yield from (Text(piece, where) for piece in _cut(value))
 
@@ -180,7 +180,7 @@ class Corpus:
 
     def _wrong(self, what: str) -> None:
         if self.errors == "fail":
-            raise BadInput(f"{what}; mend it, or leave such text out with --errors skip")
+            raise BadInput(f"{what}; fix it, or skip such text with --errors skip")
         self.skipped.append(what)
 
 

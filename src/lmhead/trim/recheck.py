@@ -57,7 +57,9 @@ def verify_path(
         return proof, recorded is not None
     target = resolve(trimmed, progress)
     if target.resolve() == folder.folder.resolve():
-        raise BadInput(f"{trimmed} is the original itself; give it first, and then the trimmed one")
+        raise BadInput(
+            f"{trimmed} is the original itself; give the original first, then the trimmed model"
+        )
     proof = verify_trim(
         folder,
         target,
