@@ -21,7 +21,7 @@ _EXTRAS = {
 
 
 def doctor(model: Model = DEFAULT_MODEL, json: Json = False) -> None:
-    """Report what is installed and cached, which engine `auto` picks and why, and what would help.
+    """Report what is installed and cached, which engine `auto` picks, and what would help.
 
     It loads no model and reads no weights.
     """

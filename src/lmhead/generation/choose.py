@@ -68,7 +68,7 @@ def choose(
     dtype: str | torch.dtype | None = None,
     progress: Progress = silent,
 ) -> Choice:
-    """Score several continuations of a prompt, and say which is the most probable.
+    """Score several continuations of a prompt, and show which is the most probable.
 
     Prompt and option are put together as they are: begin an option with a space where the text
     has one there. `chat` wraps the prompt in the model's chat template; an option is the answer.
