@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lmhead.body.adding import blocks_of, check_layer
 from lmhead.body.base import Body
-from lmhead.body.left_out import left_out
+from lmhead.body.skipping import skipping
 from lmhead.body.tap import tapped
 from lmhead.body.torch_body import TorchBody
 from lmhead.errors import UnsupportedModel
@@ -66,6 +66,6 @@ class Blocks:
         """
         check_layer(layer, self.blocks)
         result = (x, *[None] * (self._returns - 1)) if self._returns else x
-        with left_out(self.blocks[: layer + 1], result):
+        with skipping(self.blocks[: layer + 1], result):
             h, _ = self.body(torch.zeros(x.shape[:2], dtype=torch.long), use_cache=False)
         return h

@@ -31,7 +31,7 @@ from lmhead.head.dense import LMHead
 from lmhead.head.edits import Edits
 from lmhead.head.find.parallel import located_parallel
 from lmhead.head.find.pretrained import read_rows
-from lmhead.head.own import OwnTensors
+from lmhead.head.own_tensors import OwnTensors
 from lmhead.head.sharding.drawing import (
     drawn_from_all,
     generators_of_all,

@@ -18,7 +18,7 @@ from lmhead.errors import BadInput
 from lmhead.head.answers import TopK
 from lmhead.head.base import Head, Known, check_ids
 from lmhead.head.dense import LMHead
-from lmhead.head.own import OwnTensors
+from lmhead.head.own_tensors import OwnTensors
 from lmhead.head.projection import block_rows, taken_rows
 
 
