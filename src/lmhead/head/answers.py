@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class TopK(NamedTuple):
-    """The k best tokens, best first; equal logits come in the order of their ids."""
+    """The k best tokens, best first; equal logits are ordered by id."""
 
     ids: Tensor  # [..., k]
     logits: Tensor  # [..., k]

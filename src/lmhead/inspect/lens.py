@@ -117,12 +117,12 @@ def lens(
     """Show what the head would say after every block, at every position of a prompt.
 
     - `token`: a token to follow, by its text or id: its rank and probability in every cell.
-    - `top`: how many of the best tokens every cell keeps.
-    - `last`: only the last positions, so many.
+    - `top`: how many of the best tokens to keep in every cell.
+    - `last`: only this many of the last positions.
     - `tokenizer`, `device`, `dtype`: as in `load`.
 
-    Rows of the head that no token belongs to take no part. A model whose blocks cannot be looked
-    into is refused by name.
+    Rows of the head without a token are ignored. A model whose blocks cannot be examined is
+    refused, with the reason.
     """
     for name, value in (("top", top), ("last", 1 if last is None else last)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
