@@ -13,12 +13,12 @@ WIDTH = 100
 OPENING = """\
 # The command line
 
-The help of every command. `make docs` writes this page from `--help`; edit the commands instead.
+The help of every command. `make docs` generates this page from `--help`; edit the commands instead.
 
-Results go to stdout, everything else to stderr. Exit codes: 0, 1 for a failure, 2 for a wrong call,
-130 after Ctrl-C. `lmhead --debug COMMAND ...` shows the traceback of an error.
-`lmhead --install-completion` completes commands, options and models in your shell.
-Models are kept in `~/.cache/lmhead`; the environment variable `LMHEAD_CACHE` moves them.
+Results go to stdout, everything else to stderr. The exit code is 0 for success, 1 for a failure, 2
+for wrong usage and 130 after Ctrl-C. `lmhead --debug COMMAND ...` shows the traceback of an error.
+`lmhead --install-completion` sets up shell completion for commands, options and models.
+Models are kept in `~/.cache/lmhead`, or in the folder that `LMHEAD_CACHE` names.
 """
 
 

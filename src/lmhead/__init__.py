@@ -1,4 +1,4 @@
-"""lmhead: the toolkit for the last layer of a language model.
+"""lmhead: a toolkit for the last layer of a language model.
 
 The public names are imported when they are first used, so that `import lmhead` is instant and
 does not import torch. `docs/python.md` has an example for each.

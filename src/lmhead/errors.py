@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class LMHeadError(Exception):
-    """The root of every error that lmhead raises on purpose."""
+    """The base class of every error that lmhead raises deliberately."""
 
     exit_code = 1
 
@@ -21,7 +21,7 @@ class LMHeadError(Exception):
 
 
 class LMHeadWarning(UserWarning):
-    """What was asked for was done, but is probably not what was meant; one line, as an error."""
+    """The call succeeded, but probably not as intended; the message is one line, as in an error."""
 
     def __init__(self, message: str = "", *, names: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -35,19 +35,20 @@ class BadInput(LMHeadError, ValueError):
 
 
 class ModelNotFound(LMHeadError):
-    """MODEL is no folder, no file, no built-in name and no reachable Hugging Face id."""
+    """MODEL is neither a folder, a file, a built-in name nor a reachable Hugging Face id."""
 
 
 class FetchError(LMHeadError):
-    """A built-in model could not be fetched, or what came is not what was pinned."""
+    """A built-in model could not be downloaded, or is not the one that was pinned."""
 
 
 class BadCheckpoint(LMHeadError):
-    """The files are there, but truncated, inconsistent, or holding NaN or infinity."""
+    """The files exist, but are truncated or inconsistent, or contain NaN or infinity."""
 
 
 class UnsupportedModel(LMHeadError):
-    """The checkpoint is sound, but of a kind lmhead does not read; the message says what to do."""
+    """The checkpoint is valid, but of a kind that lmhead does not support; the message says what to
+    do."""
 
 
 class MissingExtra(LMHeadError, ImportError):
@@ -55,7 +56,7 @@ class MissingExtra(LMHeadError, ImportError):
 
 
 class LostRank(LMHeadError):
-    """A rank that shares the work is gone, hangs, or does not come to an exchange."""
+    """A rank that shares the work has died, hangs, or does not take part in an exchange."""
 
     def __init__(self, message: str = "", *, ranks: Iterable[int] = ()) -> None:
         super().__init__(message)

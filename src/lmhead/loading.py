@@ -65,9 +65,9 @@ class Model(Words):
         return bool(self.tokenizer.chat_template)
 
     def encode(self, prompt: str | Sequence[int], *, chat: bool = False) -> list[int]:
-        """Turn a prompt into ids, wrapped in the chat template if asked, and check them.
+        """Turn a prompt into ids, wrapped in the chat template if requested, and check them.
 
-        A prompt may be ids already: then they are only checked.
+        If the prompt is already a list of ids, they are only checked.
         """
         if not isinstance(prompt, str):
             return self._checked(prompt, chat)
@@ -78,7 +78,7 @@ class Model(Words):
         return self.check_ids(self._ids(prompt))
 
     def encode_chat(self, messages: Conversation) -> list[int]:
-        """Turn a conversation, of {role, content} each, into the ids that the answer follows."""
+        """Turn a conversation, messages of {role, content}, into the ids before the answer."""
         text = wrapped(self.tokenizer, messages, self.name)
         return self.check_ids(self._ids(text, add_special_tokens=False))
 
@@ -117,7 +117,7 @@ class Model(Words):
         return self.body.vocab_size
 
     def check_ids(self, ids: list[int]) -> list[int]:
-        """Return `ids` if the model can read them, else say why not."""
+        """Return `ids` if the model can read them; otherwise raise an error that says why not."""
         if not ids:
             raise BadInput("the prompt holds no token; expected text that the tokenizer knows")
         rows = self._embedding_rows
@@ -180,14 +180,14 @@ def load(
 ) -> Model:
     """Load MODEL: a folder, a `.gguf` file, a built-in name or a Hugging Face id.
 
-    - A model of transformers that is in memory already is taken as it is, with its `tokenizer`.
-    - `tokenizer` replaces that of the folder; it may be a folder itself.
-    - `device` (`cpu`, `cuda`, ...) and `dtype` (`float32`, `bfloat16`, `float16`) say where and in
-      what the model runs; without them on the CPU, in the dtype that it is stored in.
-    - `body` says what runs the blocks: `torch` (transformers; the default), `llama.cpp` (extra
-      `llamacpp`: a `.gguf` file or a built-in model as it is quantised, fast on a CPU), `max`
-      (extra `max`: a GPT-2 as a Modular MAX graph), or `auto`: llama.cpp for a `.gguf` file where
-      it is installed, else torch.
+    - A transformers model that is already in memory is used as it is, with its `tokenizer`.
+    - `tokenizer` replaces the one in the folder; it may itself be a folder.
+    - `device` (`cpu`, `cuda`, ...) and `dtype` (`float32`, `bfloat16`, `float16`) set where and in
+      which precision the model runs; the defaults are the CPU and the dtype that it is stored in.
+    - `body` sets what runs the blocks: `torch` (transformers; the default), `llama.cpp` (extra
+      `llamacpp`: a quantised `.gguf` file or built-in model, fast on a CPU), `max` (extra `max`: a
+      GPT-2 as a Modular MAX graph), or `auto`: llama.cpp for a `.gguf` file if it is installed,
+      otherwise torch.
     """
     check_body(body)
     placed = {"device": device, "dtype": dtype}
@@ -201,7 +201,7 @@ def load(
     if not isinstance(model, str | Path):
         raise BadInput(
             f"the model is a {type(model).__name__}; expected a folder, a .gguf file, a name, or "
-            "a model of transformers together with its tokenizer",
+            "a transformers model together with its tokenizer",
             names=["model", "tokenizer"],
         )
     where, what = device_of(device), dtype_of(dtype)
@@ -269,10 +269,10 @@ def _loaded_before(
     model: Model, tokenizer: Any, body: str | None, placed: Mapping[str, object]
 ) -> Model:
     """Return a model that is loaded already, with another tokenizer where one is given."""
-    _refuse(placed, f"{model.name} is loaded already")
+    _refuse(placed, f"{model.name} is already loaded")
     if body is not None and body != _kind(model.body):
         raise BadInput(
-            f"body is {body!r}, but {model.name} is loaded already, with another body; load it by "
+            f"body is {body!r}, but {model.name} is already loaded with another body; load it by "
             "its name or folder",
             names=["body"],
         )

@@ -83,7 +83,7 @@ def test_inspect_as_a_table(run: Run) -> None:
         (["generate", "Hi", "--top-p", "2"], 2, "--top-p is 2.0; expected"),
         (["generate"], 2, "either PROMPT or --prompts"),
         (["generate", "Hi", "--logit-bias", "7042"], 2, "--logit-bias"),
-        (["generate", "Hi", "--order", "top_k,nonsense", "--top-k", "3"], 2, "is no filter"),
+        (["generate", "Hi", "--order", "top_k,nonsense", "--top-k", "3"], 2, "is not a filter"),
         (["next", "Hi", "-m", "smolm2-135m"], 1, "did you mean 'smollm2-135m'?"),
         (["pull", "smolm2-135m"], 2, "did you mean 'smollm2-135m'?"),
         (["next", "Hi", "--top", "0"], 2, "--top"),

@@ -1,6 +1,7 @@
 """`lmhead doctor` and `lmhead --version --verbose`: what a bug report needs."""
 
 import json
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,4 @@ def test_a_verbose_version(words: list[str], capsys: pytest.CaptureFixture[str])
     assert out.startswith(f"lmhead {lmhead.__version__}\n")
     assert "torch 2." in out
     assert "transformers" in out
+    assert f"Python: {platform.python_version()} (" in out

@@ -26,8 +26,8 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["lens", "Hi", "--plot", "x.jpg"], "expected a name in .png"),
-        (["why", "Hi", "--plot", "x.jpg"], "expected a name in .png"),
+        (["lens", "Hi", "--plot", "x.jpg"], "expected a name that ends in .png"),
+        (["why", "Hi", "--plot", "x.jpg"], "expected a name that ends in .png"),
         (["why", ""], "the prompt is empty"),
         (["why", "Hi", "--top", "0"], "--top"),
         (["read", "no-such-file.txt"], "there is no file no-such-file.txt"),

@@ -144,7 +144,7 @@ def test_convert_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--alpha", "0"], "alpha is 0.0; expected a number other than 0"),
         (["--alpha", "nan"], "alpha is nan"),
         (["--budget", "-2"], "the budget is -2.0"),
-        (["--plot", "x.pdf"], "expected a name in .png"),
+        (["--plot", "x.pdf"], "expected a name that ends in .png"),
     ],
 )
 def test_a_wrong_check_is_one_line(

@@ -269,7 +269,7 @@ def digest(path: Path) -> str:
 def state(path: Path) -> str:
     """Tell what is at a target: nothing, or its content without times; damaged JSON is an error."""
     if path.is_dir():
-        # What a killed process left in a folder is no part of it; `leftovers` counts that.
+        # What a killed process left in a folder is not a part of it; `leftovers` counts that.
         inside = sorted(p for p in path.rglob("*") if p.is_file() and ".lmhead-" not in p.name)
         parts = [f"{p.relative_to(path)} {state(p)}" for p in inside]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest() if parts else "empty"

@@ -118,9 +118,9 @@ def test_a_pipe_among_the_files_keeps_nobody_waiting(folder: Path, name: str) ->
     (folder / name).parent.mkdir(exist_ok=True)
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
         make(folder / name)
-        with pytest.raises(BadCheckpoint, match="no ordinary file"):
+        with pytest.raises(BadCheckpoint, match="not a regular file"):
             open_checkpoint(folder)
-        with pytest.raises(BadCheckpoint, match="no ordinary file"):
+        with pytest.raises(BadCheckpoint, match="not a regular file"):
             read_tokenizer(folder)
         (folder / name).unlink()
 

@@ -87,7 +87,7 @@ def test_a_folder_never_replaces_a_file_nor_a_device(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="is a file"):
         write_folder(tmp_path / "x", "x", force=True)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BadInput, match="no ordinary file"):
+    with pytest.raises(BadInput, match="not a regular file"):
         write_file(tmp_path / "pipe", "x", force=True)
 
 

@@ -1,4 +1,4 @@
-"""Edits of any kind of ids, and of none; what is no id is said by name."""
+"""Edits of any kind of ids, and of none; what is not an id is said by name."""
 
 from typing import Any
 

@@ -71,7 +71,7 @@ def test_everything_that_a_head_can_have(tmp_path: Path) -> None:
 def test_a_folder_is_replaced_only_by_force_and_if_it_is_ours(tmp_path: Path) -> None:
     head = LMHead(torch.randn(9, 4))
     head.save_pretrained(tmp_path / "head")
-    with pytest.raises(BadInput, match="exists already"):
+    with pytest.raises(BadInput, match="already exists"):
         head.save_pretrained(tmp_path / "head")
     other = LMHead(torch.randn(9, 4))
     other.save_pretrained(tmp_path / "head", force=True)

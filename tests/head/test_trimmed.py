@@ -59,7 +59,7 @@ def test_kept_logits_are_those_of_the_whole_head(
 @pytest.mark.parametrize("n", [1, 2, 64])
 @pytest.mark.parametrize(("rows", "width"), [(49152, 576), (50257, 768)])
 def test_kept_logits_are_bit_equal_at_real_sizes(n: int, rows: int, width: int) -> None:
-    # Row counts that are no multiple of anything: their last rows are added up in another order.
+    # Row counts that are not a multiple of anything: their last rows are added up in another order.
     g = torch.Generator().manual_seed(3)
     whole = LMHead(torch.randn(rows, width, generator=g))
     some = torch.randperm(rows, generator=g)[:13619]

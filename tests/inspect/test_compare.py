@@ -65,7 +65,7 @@ def test_a_trim_is_compared_by_its_id_map(save: Any, swap: bool) -> None:
     assert {result.rows_a, result.rows_b} == {60, 7}
     assert result.on_text is not None
     assert result.on_text.max_kl == pytest.approx(0, abs=1e-5)  # over the tokens that both have
-    with pytest.raises(BadInput, match="expected a text that both read alike"):
+    with pytest.raises(BadInput, match="expected a text that both read as the same tokens"):
         compare(*pair, text="w3 w4 w5")  # w4 was not kept
 
 

@@ -48,7 +48,7 @@ def test_smollm2(smollm2: Path) -> None:
     assert s.mean_cosine == pytest.approx(0.442, abs=0.001)
     assert (result.rows, result.width, len(result.norms)) == (49_152, 576, 49_152)
     assert [t.text for t in result.near[:2]] == ["Paris", " London"]
-    assert result.shortest[0].text == " John"  # a short row is no sign of an untrained one
+    assert result.shortest[0].text == " John"  # a short row is not a sign of an untrained one
     names = {t.text for t in result.untrained}
     assert {" transistorsum", "PlaneProtection"} <= names
     assert not names & {" John", " Michael", "<|im_start|>"}

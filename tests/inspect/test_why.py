@@ -172,7 +172,7 @@ def test_neurons_add_up_to_their_mlp(name: str, tiny: Tiny) -> None:
     assert len(values) > 30
     assert values == sorted(values, reverse=True)
     bias = 0.0
-    if name == "gpt2":  # the layer's own bias is no neuron's
+    if name == "gpt2":  # the layer's own bias is not a neuron's
         bias = mlp.value - sum(values)
         assert abs(bias) > 1e-6
     assert sum(values) + bias == pytest.approx(mlp.value, abs=1e-5)

@@ -54,7 +54,7 @@ def test_a_template_of_a_model_is_what_transformers_renders() -> None:
     "source", ["{{ 1 // 0 }}", "{{ 1 + 'a' }}", "{{ x.y.z }}", "{% for %}", "{{ messages | nope }}"]
 )
 def test_whatever_a_template_raises_is_ours(source: str) -> None:
-    with pytest.raises(BadInput, match="does not take this conversation"):
+    with pytest.raises(BadInput, match="rejects this conversation"):
         render(tokenizer(source), HI, "tiny")
 
 

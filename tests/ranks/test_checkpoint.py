@@ -28,7 +28,7 @@ def test_a_head_saved_on_some_ranks_loads_on_others(world: World, tmp_path: Path
         world.run("lost_checks.save", folder, size=saved)
         for size in (1, 2, 4):
             world.run("lost_checks.load", folder, size=size)
-        with pytest.raises(AssertionError, match="exists already"):
+        with pytest.raises(AssertionError, match="already exists"):
             world.run("lost_checks.save", folder, size=saved)
 
 

@@ -248,16 +248,16 @@ def test_a_process_short_of_memory_waits_for_a_stack_or_says_so(more: int, expec
 
 def test_a_token_that_the_grammar_does_not_allow_is_an_error(tiny):
     guide = compile_guide(tiny, regex="ab").start()
-    with pytest.raises(BadInput, match="the grammar cannot go on"):
+    with pytest.raises(BadInput, match="the grammar cannot continue"):
         guide.accept(tiny.token_to_id("z"))
 
 
 def test_a_guide_needs_a_tokenizer():
     with pytest.raises(BadInput, match="give tokenizer="):
         Sampler.from_params(SamplingParams(regex="a"))
-    with pytest.raises(BadInput, match=r"nowhere/tokenizer\.json is no tokenizer\.json"):
+    with pytest.raises(BadInput, match=r"nowhere/tokenizer\.json is not a tokenizer\.json"):
         compile_guide("nowhere/tokenizer.json", regex="a")
-    with pytest.raises(BadInput, match="SimpleNamespace is no fast tokenizer"):
+    with pytest.raises(BadInput, match="SimpleNamespace is not a fast tokenizer"):
         compile_guide(SimpleNamespace(), regex="a")
 
 

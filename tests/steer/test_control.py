@@ -102,7 +102,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
         (head, "v.gguf", "after blocks only"),
         ([*vectors(3), *vectors(4, d=5)], "v.gguf", "the widths 33 and 5"),
         ([], "v.gguf", "no vector to write"),
-        (vectors(3), "v.bin", "expected a name in .gguf"),
+        (vectors(3), "v.bin", "expected a name that ends in .gguf"),
     ):
         with pytest.raises(BadInput, match=message):
             save_control_vector(given, tmp_path / name)

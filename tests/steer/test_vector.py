@@ -82,7 +82,7 @@ def test_the_file_gives_back_the_same_bits(tmp_path: Path, layer: int | str) -> 
         (lambda: 0 * vector(), "alpha is 0"),
         (lambda: Card(job="guess"), "'guess'; expected one of detect, steer"),
         (lambda: Card(budget=-2.0), "the budget is -2.0"),
-        (lambda: vector().save("v.pt"), "expected a name in .safetensors"),
+        (lambda: vector().save("v.pt"), "expected a name that ends in .safetensors"),
         (lambda: SteeringVector.load("nowhere.safetensors"), "there is no vector at nowhere"),
     ],
 )
@@ -95,8 +95,8 @@ def test_damaged_files(tmp_path: Path) -> None:
     path = vector().save(tmp_path / "v.safetensors")
     whole = path.read_bytes()
     for content, message in (
-        (whole[:-3], "is no safetensors file"),
-        (b"\x80\x04pickle", "is no safetensors file"),
+        (whole[:-3], "is not a safetensors file"),
+        (b"\x80\x04pickle", "is not a safetensors file"),
         (whole.replace(b'"direction"', b'"direktion"'), "expected `direction`"),
         (whole.replace(b'\\"alpha\\"', b'\\"alfha\\"'), "cannot be read"),
         (whole.replace(b'\\"layer\\": \\"head\\"', b'\\"layer\\": \\"tail\\"'), "cannot be read"),

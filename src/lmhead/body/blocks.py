@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lmhead.body.adding import blocks_of, check_layer
 from lmhead.body.base import Body
-from lmhead.body.left_out import left_out
+from lmhead.body.skipping import skipping
 from lmhead.body.tap import tapped
 from lmhead.body.torch_body import TorchBody
 from lmhead.errors import UnsupportedModel
@@ -23,7 +23,9 @@ class Blocks:
 
     def __init__(self, body: Body) -> None:
         if not isinstance(body, TorchBody):
-            raise UnsupportedModel("this engine runs its blocks as one; load the model with torch")
+            raise UnsupportedModel(
+                "this engine runs all blocks as one graph; load the model with body='torch'"
+            )
         self.body = body
         self.blocks = blocks_of(body.model)
         self._returns = self._try()
@@ -64,6 +66,6 @@ class Blocks:
         """
         check_layer(layer, self.blocks)
         result = (x, *[None] * (self._returns - 1)) if self._returns else x
-        with left_out(self.blocks[: layer + 1], result):
+        with skipping(self.blocks[: layer + 1], result):
             h, _ = self.body(torch.zeros(x.shape[:2], dtype=torch.long), use_cache=False)
         return h

@@ -54,7 +54,9 @@ class Parts:
 def parts_of(body: Any, head: LMHead, ids: list[int], position: int) -> Parts:
     """Run the model on ids `[T]`, and take the state at a position (0 to T - 1) apart."""
     if not isinstance(body, TorchBody):
-        raise UnsupportedModel("this engine runs its blocks as one; load the model with torch")
+        raise UnsupportedModel(
+            "this engine runs all blocks as one graph; load the model with body='torch'"
+        )
     model: nn.Module = body.model
     kind = type(model).__name__
     blocks = _blocks(model, kind)
@@ -86,8 +88,8 @@ def parts_of(body: Any, head: LMHead, ids: list[int], position: int) -> Parts:
         )
     if not watch.began:
         raise UnsupportedModel(
-            f"the blocks that were found in {kind} did not run on text, so that nobody can tell "
-            "what they add"
+            f"the blocks that were found in {kind} did not run on the text, so what they add is "
+            "unknown"
         )
     parts, rounding = taken_apart(node, kind)
     row = position - len(ids)
@@ -184,7 +186,7 @@ def taken_apart(top: Node, kind: str) -> tuple[list[Part], Tensor]:
                 heappush(heap, (-part.at, id(part), part))
     if not any(unit.kind == EMBEDDING for unit in found):
         raise UnsupportedModel(
-            f"the state before the final norm of {kind} holds no embedding as a part of a sum; "
+            f"the state before the final norm of {kind} is not a sum that contains the embedding; "
             "its blocks cannot be told apart"
         )
     parts = [
@@ -213,7 +215,7 @@ def _rounded(node: Node, kind: str) -> Tensor:
     if bool((error.abs() > 4 * eps * size + 1e-30).any()):
         raise UnsupportedModel(
             f"{kind} changes its residual stream in a way that was not seen (at {node.verb!r}); "
-            "what its blocks add cannot be told"
+            "what its blocks add cannot be determined"
         )
     return error
 

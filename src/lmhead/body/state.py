@@ -214,12 +214,14 @@ def _slots_of(past: Any) -> list[_Slot]:
     if isinstance(past, list) and all(isinstance(x, Tensor) for x in past):  # RWKV
         return [_Slot(past, i, 0, None) for i in range(len(past))]
     if type(past).__name__ not in ("DynamicCache", "EncoderDecoderCache"):
-        raise _UnknownMemoryError(f"its memory is a {type(past).__name__}, which we do not know")
+        raise _UnknownMemoryError(
+            f"its memory is a {type(past).__name__}, which lmhead does not support"
+        )
     slots: list[_Slot] = []
     for layer in _layers(past):
         if (find := _finders().get(type(layer))) is None:
             raise _UnknownMemoryError(
-                f"a layer of its memory is a {type(layer).__name__}, which we do not know"
+                f"a layer of its memory is a {type(layer).__name__}, which lmhead does not support"
             )
         slots += [s for s in find(layer) if s.tensor is not None and s.tensor.numel()]
     return slots

@@ -14,8 +14,8 @@ from torch import Tensor
 from lmhead.body.adding import check_layer
 from lmhead.body.base import HEAD
 from lmhead.body.blocks import Blocks
-from lmhead.body.kept import Kept, key_of, limit
 from lmhead.body.likelihood import FIGURES, MEAN, figures
+from lmhead.body.state_cache import StateCache, key_of, limit
 from lmhead.body.tap import tapped
 from lmhead.errors import UnsupportedModel
 from lmhead.head import LMHead
@@ -112,7 +112,7 @@ def states_of(
     keys = [key_of(*text) for text in encoded]
     new = list(range(len(encoded)))
     if keep:
-        kept = Kept(_digest(blocks, head), (len(blocks) + 1, d), len(FIGURES))
+        kept = StateCache(_digest(blocks, head), (len(blocks) + 1, d), len(FIGURES))
         known = kept.find(keys)
         for i, (states, figured) in known.items():
             last[i], likelihood[i] = states, figured

@@ -15,11 +15,11 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code: 0, 1 (failure), 2 (usage), 130 (Ctrl-C)."""
-    from lmhead.cli.life import Sign
+    from lmhead.cli.spinner import Spinner
 
     debug = "--debug" in arguments
     words = [word for word in arguments if word != "--debug"]
-    with Sign():
+    with Spinner():
         try:
             return _dispatch(words) if not _is_one_of_many() else _dispatch_together(words)
         except KeyboardInterrupt:

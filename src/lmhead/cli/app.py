@@ -46,10 +46,13 @@ def _options(
         bool, typer.Option("--version", "-V", help="Show the version and exit.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="With --version: everything a bug report needs.")
+        bool, typer.Option("--verbose", help="With --version: print everything a bug report needs.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error (works anywhere).")
+        bool,
+        typer.Option(
+            "--debug", help="Show the full traceback of an error (works in any position)."
+        ),
     ] = False,
 ) -> None:
     """See, shrink, speed up, train through and steer the last layer of a language model."""

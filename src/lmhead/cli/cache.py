@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="cache",
-    help="List, check and remove what is kept on this machine. LMHEAD_CACHE says where that is "
-    "(~/.cache/lmhead where it is not set).",
+    help="List, check and remove what lmhead has cached (in ~/.cache/lmhead, or LMHEAD_CACHE).",
 )
 
 
@@ -32,7 +31,7 @@ def _names(incomplete: str) -> list[str]:
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """List what is kept: models, converted GGUF files, int8 copies of heads, states of texts."""
+    """List what is cached: models, converted GGUF files, int8 copies of heads, states of texts."""
     from rich.text import Text
 
     from lmhead.cli import render
@@ -62,12 +61,12 @@ def verify(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME]...", help="What to check; by default everything.", autocompletion=_names
+            metavar="[NAME]...", help="The entries to check; by default all.", autocompletion=_names
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Hash every file again and compare it with what was made. Exits with 1 if one differs."""
+    """Hash every file again and compare it with the recorded hash. Exits with 1 if one differs."""
     from lmhead.cli import render
     from lmhead.files.stamp import read_stamp
     from lmhead.files.stamp import verify as verify_folder
@@ -107,12 +106,12 @@ def remove(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME...", help="As `lmhead cache` lists it.", autocompletion=_names
+            metavar="NAME...", help="A name that `lmhead cache` lists.", autocompletion=_names
         ),
     ],
     json: Json = False,
 ) -> None:
-    """Remove what is kept under these names; it is fetched or made again when it is used."""
+    """Remove cached entries by name; they are downloaded or made again when needed."""
     from lmhead.files.contents import remove as remove_entry
 
     chosen = _chosen(names)
@@ -123,10 +122,13 @@ def remove(
 
 @app.command("limit")
 def limit(
-    size: Annotated[str, typer.Argument(metavar="SIZE", help="Such as 5GB, 800MB, or 0 for all.")],
+    size: Annotated[
+        str,
+        typer.Argument(metavar="SIZE", help="A size such as 5GB or 800MB; 0 removes everything."),
+    ],
     json: Json = False,
 ) -> None:
-    """Remove what was used least recently, until the rest takes at most SIZE."""
+    """Remove the least recently used entries until the rest takes at most SIZE."""
     from lmhead.files.contents import keep_below, size_of
 
     _tell_removed(keep_below(size_of(size, "SIZE")), json)
@@ -143,7 +145,7 @@ def _chosen(names: "list[str] | None") -> "list[Entry]":
     for name in names:
         if name not in known:
             hint = suggestion(name, known) or "`lmhead cache` lists what is there"
-            raise BadInput(f"nothing is kept under the name {name!r}; {hint}")
+            raise BadInput(f"nothing is cached under the name {name!r}; {hint}")
     return [entry for entry in there if entry.name in names]
 
 

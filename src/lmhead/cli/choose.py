@@ -20,7 +20,7 @@ def choose(
             "--option",
             "-o",
             metavar="TEXT",
-            help="A continuation, as it is: with its leading space, if it has one. Give several.",
+            help="A continuation, taken literally: include its leading space. Give several.",
         ),
     ] = None,
     model: Model = DEFAULT_MODEL,
@@ -32,10 +32,10 @@ def choose(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Score several continuations of a prompt, and say which is the most probable.
+    """Score several continuations of a prompt, and show which is the most probable.
 
-    The log-probability of a continuation is shown as a whole, and per token, which does not favour
-    short ones. With a screened head (`lmhead screen`) only the rows that matter are read.
+    The log-probability is shown for the whole continuation and per token, which does not favour
+    short ones. With a screened head (`lmhead screen`), only the rows that matter are read.
     """
     text = read_prompt(prompt)
     if len(option or ()) < 2:

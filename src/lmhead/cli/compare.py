@@ -15,22 +15,24 @@ def compare(
     b: Annotated[
         str,
         typer.Argument(
-            metavar="B", help="Its fine-tune, trim or quantisation.", autocompletion=built_in_names
+            metavar="B",
+            help="A fine-tune, trim or quantisation of it.",
+            autocompletion=built_in_names,
         ),
     ],
     text: Annotated[
         str | None,
         typer.Option(
-            "--text", metavar="TEXT|FILE", help="Also compare what both say next along this text."
+            "--text", metavar="TEXT|FILE", help="Also compare their next tokens along this text."
         ),
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="How many rows to show.")] = 10,
     json: Json = False,
 ) -> None:
-    """Compare two heads: the rows moved most, the spectrum, and next tokens along a text.
+    """Compare two heads: the rows that changed most, spectra, next tokens along a text.
 
-    A trim is compared token by token, by the id map in its lmhead_trim.json. Without --text only
-    the heads are read.
+    A trimmed model is compared token by token, through the id map in its lmhead_trim.json. Without
+    --text, only the heads are read.
     """
     given = None if text is None else read_text(text)
     from lmhead.cli import render

@@ -25,9 +25,14 @@ class Errors(StrEnum):
     skip = "skip"
 
 
-Field = Annotated[str, typer.Option("--field", help="What to read in the objects of a .jsonl.")]
+Field = Annotated[
+    str, typer.Option("--field", help="The field of the .jsonl objects that holds the text.")
+]
 OnErrors = Annotated[
-    Errors, typer.Option("--errors", help="Text that is not UTF-8, or no JSON: fail, or skip it.")
+    Errors,
+    typer.Option(
+        "--errors", help="What to do with text that is not UTF-8 or not JSON: fail, or skip it."
+    ),
 ]
 OldPrompts = Annotated[int | None, typer.Option("--prompts", min=1, hidden=True)]
 OldLength = Annotated[int | None, typer.Option("--length", min=1, hidden=True)]

@@ -15,7 +15,9 @@ from lmhead.models.registry import DEFAULT_MODEL
 
 
 def detect(
-    vector: Annotated[Path, typer.Argument(metavar="VECTOR", help="A detector's .safetensors.")],
+    vector: Annotated[
+        Path, typer.Argument(metavar="VECTOR", help="A detector: a .safetensors file.")
+    ],
     texts: Annotated[
         list[str], typer.Argument(metavar="TEXT...", help="The texts; - reads lines from stdin.")
     ],
@@ -24,11 +26,11 @@ def detect(
     dtype: Dtype = None,
     lines: Annotated[
         bool,
-        typer.Option("--lines", help="Print a JSON object for each text, while others are read."),
+        typer.Option("--lines", help="Print one JSON object per text, as soon as it is scored."),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Score texts with a detector: close to 1 it takes a text for true, close to 0 for false."""
+    """Score texts with a detector: near 1 a text looks true to the model, near 0 false."""
     if lines and json:
         raise BadInput("--lines and --json are both given; expected one form of output")
     given: Iterable[str] = chain.from_iterable(_lines() if t == "-" else [t] for t in texts)
@@ -66,7 +68,7 @@ def detect(
 
 
 def _lines() -> Iterator[str]:
-    """Read stdin line by line; an empty line is no text."""
+    """Read stdin line by line; an empty line is not a text."""
     try:
         for line in sys.stdin.buffer:
             if text := line.decode("utf-8").strip():

@@ -9,19 +9,19 @@ from lmhead.cli.options import Json, Model
 from lmhead.models.registry import DEFAULT_MODEL
 
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "numba", "numpy")
-# The package that shows whether an extra is installed, and what the extra brings.
+# The package that shows whether an extra is installed, and what the extra is for.
 _EXTRAS = {
     "guided": ("llguidance", "JSON schemas, regular expressions and grammars"),
-    "plot": ("matplotlib", "pictures (--plot)"),
-    "llamacpp": ("llama-cpp-python", "running .gguf files by llama.cpp"),
+    "plot": ("matplotlib", "pictures with --plot"),
+    "llamacpp": ("llama-cpp-python", "running .gguf files with llama.cpp"),
     "max": ("max", "the Modular MAX engine"),
     "ray": ("ray", "counts and trims on a Ray cluster"),
-    "serve": ("fastapi", "the server and the page"),
+    "serve": ("fastapi", "lmhead serve and lmhead explore"),
 }
 
 
 def doctor(model: Model = DEFAULT_MODEL, json: Json = False) -> None:
-    """Report what is installed and cached, which engine `auto` picks and why, and what would help.
+    """Report what is installed and cached, which engine `auto` picks, and what would help.
 
     It loads no model and reads no weights.
     """
@@ -41,9 +41,9 @@ def doctor(model: Model = DEFAULT_MODEL, json: Json = False) -> None:
     shown("auto picks", f"{report['engine']['auto']}: {report['engine']['why']}")
     shown.print()
     for line in report["advice"]:
-        render.say(f"to do: {line}")
+        render.say(f"suggestion: {line}")
     if not report["advice"]:
-        render.say("nothing to do: everything that lmhead can use here is set up")
+        render.say("no suggestions: everything that lmhead can use here is set up")
 
 
 def facts() -> dict[str, Any]:
@@ -67,7 +67,8 @@ def facts_table(found: dict[str, Any]) -> list[tuple[str, str]]:
     threads = found["threads"]
     limited = f", OMP_NUM_THREADS={threads}" if threads else ""
     return [
-        ("version", f"{found['lmhead']}, Python {found['python']} ({sys.executable})"),
+        ("version", found["lmhead"]),
+        ("Python", f"{found['python']} ({sys.executable})"),
         ("machine", f"{found['platform']}, {found['cpus']} CPUs{limited}"),
         ("packages", ", ".join(packages)),
         *(
@@ -110,21 +111,21 @@ def _cache_rows(cache: dict[str, Any]) -> list[tuple[str, str]]:
     from lmhead.cli import render
     from lmhead.files.contents import KINDS
 
-    rows = [("folder", f"{cache['folder']} (LMHEAD_CACHE moves it)")]
+    rows = [("folder", f"{cache['folder']} (set LMHEAD_CACHE to change it)")]
     for entry in cache["entries"]:
         rows.append((KINDS[entry["kind"]], f"{entry['name']}, {render.size(entry['bytes'])}"))
-    rows.append(("in all", render.size(cache["bytes"])))
+    rows.append(("total", render.size(cache["bytes"])))
     return rows
 
 
 def _engine(model: str) -> dict[str, Any]:
-    """Tell which engine `auto` picks, from what lies on disk alone."""
+    """Return which engine `auto` picks, judging only by what is on disk."""
     from lmhead.inspect import inspect_model
     from lmhead.models.fetch import folder_of, is_here
     from lmhead.models.registry import BUILT_IN
 
     if model in BUILT_IN and not is_here(model):
-        why = f"{model} is not here yet; `lmhead pull {model}` fetches it"
+        why = f"{model} is not in the cache yet; `lmhead pull {model}` downloads it"
         return {"auto": "dense", "why": why, "screen": False, "compiled": None}
     if _version("numba") is None:
         why = "numba is not installed, and without it the dense engine is faster"
@@ -141,11 +142,11 @@ def _engine(model: str) -> dict[str, Any]:
     screen = screen or may_have_screen(report.vocab_size, report.hidden_size)
     compiled = can_compile()
     if screen and compiled:
-        why = "an int8 copy of the head was made, and its loops can be compiled"
+        why = "there is an int8 copy of the head, and its loops can be compiled"
         return {"auto": "screened", "why": why, "screen": True, "compiled": True}
     why = "there is no int8 copy of this head"
     if screen:
-        why = "numba has no folder for its compiled loops"
+        why = "numba has no writable folder for its compiled loops"
     return {"auto": "dense", "why": why, "screen": screen, "compiled": compiled, "model": model}
 
 
@@ -156,11 +157,11 @@ def _advice(report: dict[str, Any]) -> list[str]:
     engine = report["engine"]
     if engine["compiled"] is False:
         lines.append(
-            "let numba keep its compiled loops: pip install numba, and set LMHEAD_CACHE or "
-            "NUMBA_CACHE_DIR to a folder that can be written"
+            "to let numba keep its compiled loops: pip install numba, and set LMHEAD_CACHE or "
+            "NUMBA_CACHE_DIR to a writable folder"
         )
     elif engine["screen"] is False and engine["compiled"]:
-        lines.append(f"make answers faster, with the same tokens: lmhead screen {engine['model']}")
+        lines.append(f"for faster answers with the same tokens: lmhead screen {engine['model']}")
     threads = report["threads"]
     if threads and threads.isdigit() and int(threads) < report["cpus"]:
         lines.append(

@@ -15,7 +15,7 @@ from lmhead.progress import Progress
 def explore(
     model: Model = DEFAULT_MODEL,
     prompt: Annotated[
-        str, typer.Option("--prompt", metavar="TEXT", help="The prompt to begin with.")
+        str, typer.Option("--prompt", metavar="TEXT", help="The prompt to start with.")
     ] = "The capital of France is",
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="0 picks any free port.")
@@ -25,12 +25,16 @@ def explore(
     ] = True,
     steer: Annotated[
         list[Path] | None,
-        typer.Option("--steer", metavar="VECTOR", help="A vector to choose from; repeatable."),
+        typer.Option(
+            "--steer",
+            metavar="VECTOR",
+            help="A steering vector to offer on the page; may be repeated.",
+        ),
     ] = None,
     export: Annotated[
         Path | None,
         typer.Option(
-            "--export", metavar="FILE.html", help="Write the page as one file, then exit."
+            "--export", metavar="FILE.html", help="Write the page to one file, then exit."
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
@@ -40,8 +44,8 @@ def explore(
 ) -> None:
     """Explore a model in the browser: next token, funnel, lens, reasons, steering, size.
 
-    The page is served on this machine alone, and loads nothing from elsewhere. It opens at once and
-    tells how far the model is. Ctrl-C ends it.
+    The page is reachable from this machine only and loads nothing from elsewhere. It opens at once
+    and shows how far the model has loaded. Press Ctrl-C to stop.
     """
     began = time.monotonic()
     from lmhead.files.whole import refuse_existing
@@ -55,7 +59,7 @@ def explore(
             raise BadInput(f"there is no vector at {path}; name its file", names=["steer"])
     if export is not None:
         if export.suffix.lower() not in (".html", ".htm"):
-            raise BadInput(f"the file is {export.name}; expected a name in .html")
+            raise BadInput(f"the file is {export.name}; expected a name that ends in .html")
         refuse_existing(export, force=force, folder=False)
         _export(model, prompt, export, device, dtype, json)
         return

@@ -39,19 +39,23 @@ def generate(
     ] = None,
     model: Model = DEFAULT_MODEL,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=1, help="Tokens to add at most.")
+        int, typer.Option("--max-tokens", "-n", min=1, help="The most tokens to generate.")
     ] = 64,
     stop: Annotated[
-        list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")
+        list[str] | None, typer.Option("--stop", help="Stop before this text; may be repeated.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Continuations of each prompt.")] = 1,
-    beams: Annotated[int, typer.Option(min=1, help="Above 1: beam search.")] = 1,
+    samples: Annotated[
+        int, typer.Option(min=1, help="How many continuations to generate for each prompt.")
+    ] = 1,
+    beams: Annotated[
+        int, typer.Option(min=1, help="Number of beams; above 1 selects beam search.")
+    ] = 1,
     order: Annotated[
         str, typer.Option(help="hf, vllm, llama.cpp, or filters separated by commas.")
     ] = "hf",
     chat: Chat = False,
     stream: Annotated[
-        bool, typer.Option("--stream/--no-stream", help="Print the text as it comes.")
+        bool, typer.Option("--stream/--no-stream", help="Print the text as it is generated.")
     ] = True,
     prompts: Annotated[
         Path | None,
@@ -61,7 +65,7 @@ def generate(
             "conversation; - for stdin.",
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences that run together.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="How many sequences run together.")] = 8,
     engine: Annotated[
         str,
         typer.Option(help="dense, screened, max (for GPT-2), or auto: the fastest here."),
@@ -91,12 +95,12 @@ def generate(
     *,
     controls: dict[str, Any],
 ) -> None:
-    """Continue a prompt, or every prompt of a file.
+    """Continue a prompt, or every prompt in a file.
 
-    Greedy unless a sampling control asks for randomness (temperature, top-k, top-p, min-p, ...);
-    bans, biases, penalties and grammars do not. A single text is streamed. A file of prompts gives
-    one line of JSON per continuation, in order, as soon as it is there; other fields of a .jsonl
-    are kept.
+    Decoding is greedy unless you give a control that calls for sampling (temperature, top-k, top-p,
+    min-p, ...); bans, biases, penalties and grammars do not. A single text is streamed. A file of
+    prompts gives one line of JSON per continuation, in order, as soon as it is ready; other fields
+    of a .jsonl file are kept.
     """
     if (prompt is None) == (prompts is None):
         raise BadInput("expected either PROMPT or --prompts FILE")

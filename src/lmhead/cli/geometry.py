@@ -27,23 +27,27 @@ def geometry(
     model: ModelOption = None,
     near: Annotated[
         str | None,
-        typer.Option("--near", metavar="TOKEN", help="Show the rows nearest to this token's."),
+        typer.Option("--near", metavar="TOKEN", help="Show the rows nearest to this token's row."),
     ] = None,
     vector: Annotated[
         Path | None,
         typer.Option(
-            "--vector", metavar="FILE", help="Show what a steering vector raises and lowers."
+            "--vector",
+            metavar="FILE",
+            help="Show which tokens a steering vector raises and lowers.",
         ),
     ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="How many rows each list holds.")] = 10,
+    top: Annotated[
+        int, typer.Option("--top", min=1, help="How many rows to show in each list.")
+    ] = 10,
     plot: PlotFile = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Describe the rows of a head: norms, spectrum, effective rank, untrained and equal rows.
+    """Describe a head's rows: norms, spectrum, effective rank, untrained and duplicate rows.
 
-    Only the head is read, memory-mapped and in chunks. What looks untrained is a suspicion: markers
-    that were added after the training look the same.
+    Only the head is read, memory-mapped and in chunks. Rows listed as untrained are a guess:
+    special tokens that were added after training look the same.
     """
     name = one_model(argument, model, DEFAULT_MODEL)
     from lmhead.cli import render

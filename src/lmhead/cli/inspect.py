@@ -22,13 +22,15 @@ def inspect(
         ),
     ] = None,
     same_model: ModelOption = None,
-    batch: Annotated[int, typer.Option(min=1, help="Batch size for the memory of the logits.")] = 8,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Batch size used to compute the memory for the logits.")
+    ] = 8,
     sequence: Annotated[
-        int, typer.Option(min=1, help="Sequence length for the same, in tokens.")
+        int, typer.Option(min=1, help="Sequence length used for the same, in tokens.")
     ] = 2048,
     json: Json = False,
 ) -> None:
-    """Count a head: size, share of the model, bytes, memory of its logits, unreachable rows."""
+    """Size up a head: parameters, share of the model, bytes, logits' memory, unreachable rows."""
     from lmhead.cli import render
     from lmhead.inspect import inspect_model
 

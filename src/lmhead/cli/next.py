@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @with_controls(
     without=("logprobs", "logprobs_mode"),
-    temperature="Divide the logits by this; 1 by default; 0 keeps only the best token.",
-    min_tokens="Above 0: no token may end the text here.",
-    seed="Makes what XTC drops reproducible.",
+    temperature="Divide the logits by this (1 by default); 0 keeps only the best token.",
+    min_tokens="If above 0, tokens that end the text are excluded.",
+    seed="A seed that makes XTC's choices reproducible.",
 )
 def next_(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text, or - for stdin.")],
@@ -36,7 +36,7 @@ def next_(
     top: Annotated[int, typer.Option("--top", min=1, help="How many tokens to show.")] = 10,
     chat: Chat = False,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Show what every sampling filter leaves and cuts.")
+        bool, typer.Option("--trace", help="Show what every sampling filter keeps and cuts.")
     ] = False,
     order: Annotated[
         str, typer.Option(help="hf, vllm, llama.cpp, or filters separated by commas.")
@@ -48,10 +48,10 @@ def next_(
     *,
     controls: dict[str, Any],
 ) -> None:
-    """Show the most probable next tokens of a prompt, and the mass of the rest.
+    """Show the most probable next tokens after a prompt.
 
-    With sampling controls the table also shows each token's probability after them; tokens that
-    were cut come last.
+    With sampling controls, the table also shows each token's probability after sampling filters;
+    tokens that were cut come last.
     """
     text = read_prompt(prompt)
     from lmhead.cli import launch, render

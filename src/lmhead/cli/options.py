@@ -46,22 +46,23 @@ Device = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option(
-        "--dtype", help="Its number format: float32, bfloat16 or float16; by default as stored."
+        "--dtype", help="The model's precision: float32, bfloat16 or float16; by default as stored."
     ),
 ]
 Body = Annotated[
     str,
     typer.Option(
         "--body",
-        help="What runs the blocks: torch, llama.cpp, max (a GPT-2), or auto: llama.cpp for a "
-        ".gguf file where it is installed, else torch.",
+        help="What runs the blocks: torch, llama.cpp, max (GPT-2 only), or auto: llama.cpp for "
+        ".gguf files if it is installed, otherwise torch.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")]
 
 PlotFile = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="Draw it into a .png (extra plot).")
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Draw a picture into a .png (extra `plot`)."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
 

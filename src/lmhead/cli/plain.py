@@ -14,7 +14,7 @@ _UNDER_WAY = re.compile(r"\.([^/\n]{1,200})\.lmhead-[0-9a-f]{16}(-old)?")
 
 
 def plain(text: str) -> str:
-    r"""Show what is no sign of its own by its number: an escape becomes \x1b.
+    r"""Show what is not a sign of its own by its number: an escape becomes \x1b.
 
     What is under way has a hidden name (lmhead.files.whole); shown is the name that it will have.
     """

@@ -28,7 +28,7 @@ _PARTS = 70  # of a logit, the largest ones
 def check_plot(path: Path, force: bool) -> None:
     """Refuse a picture that cannot be drawn, before anything is computed for it."""
     if path.suffix != ".png":
-        raise BadInput(f"the picture's file is {path.name}; expected a name in .png")
+        raise BadInput(f"the picture's file is {path.name}; expected a name that ends in .png")
     if find_spec("matplotlib") is None:
         raise MissingExtra(f"--plot needs matplotlib; install it with: {how_to_install('plot')}")
     from lmhead.files.whole import refuse_existing

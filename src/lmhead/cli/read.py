@@ -39,9 +39,9 @@ def read(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Show a text in colours: how probable each token was, given the text before it.
+    """Show a text coloured by how probable each token was, given the text before it.
 
-    --surprises and --json tell log-probability, rank, entropy and what the model expected instead.
+    --surprises and --json give the log-probability, rank, entropy and what the model expected.
     """
     given = read_text(text)
     from lmhead.cli import render

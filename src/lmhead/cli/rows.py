@@ -90,7 +90,7 @@ def rows_of(path: Path, *fields: str) -> Iterator[Row]:
             continue
         values = _object(line)
         if values is None:
-            raise BadInput(f"{where} is no JSON object: {line[:60]!r}")
+            raise BadInput(f"{where} is not a JSON object: {line[:60]!r}")
         yield Row(where, values, from_json=True)
 
 

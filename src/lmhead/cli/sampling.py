@@ -36,7 +36,10 @@ CONTROLS: dict[str, _Control] = {
     "top_k": _Control(int, "Keep the k best tokens."),
     "top_p": _Control(float, "Keep the best tokens up to this share of the probability."),
     "min_p": _Control(float, "Drop tokens below this share of the best one's probability."),
-    "typical_p": _Control(float, "Keep the tokens of the most typical surprise."),
+    "typical_p": _Control(
+        float,
+        "Keep the tokens whose surprise is most typical, up to this share of the probability.",
+    ),
     "epsilon_cutoff": _Control(float, "Drop tokens below this probability."),
     "eta_cutoff": _Control(
         float, "Like --epsilon-cutoff, but the cutoff shrinks as the entropy grows."
@@ -52,28 +55,34 @@ CONTROLS: dict[str, _Control] = {
     "dry_base": _Control(
         float, "How fast the DRY penalty grows with the length of the repetition."
     ),
-    "dry_allowed_length": _Control(int, "Repetitions up to this many tokens are not penalised."),
-    "dry_penalty_last_n": _Control(int, "How many tokens DRY looks back; -1 looks at all of them."),
+    "dry_allowed_length": _Control(
+        int, "The longest repetition, in tokens, that is not penalised."
+    ),
+    "dry_penalty_last_n": _Control(int, "How many tokens DRY looks back; -1 means all."),
     "dry_sequence_breakers": _Control(str, "Texts that end a repetition, as a JSON list."),
     "repetition_penalty": _Control(float, "Divide the logits of tokens that occurred before."),
     "presence_penalty": _Control(
-        float, "Subtract this from tokens that are in the output already."
+        float, "Subtract this from the logits of tokens that are already in the output."
     ),
     "frequency_penalty": _Control(
-        float, "Subtract this once for each time a token is in the output."
+        float, "Subtract this from a token's logit for each time it is in the output."
     ),
     "penalty_last_n": _Control(
         int, "Apply penalties to the last n tokens of prompt and output instead."
     ),
     "no_repeat_ngram_size": _Control(int, "Never repeat n tokens in a row."),
-    "logit_bias": _Control(str, "id=bias,id=bias: add to the logits of these ids."),
-    "allowed_ids": _Control(str, "id,id: draw only these."),
-    "banned_ids": _Control(str, "id,id: never draw these."),
+    "logit_bias": _Control(str, "Biases to add to the logits, as id=bias,id=bias."),
+    "allowed_ids": _Control(str, "Draw only these ids, as id,id."),
+    "banned_ids": _Control(str, "Never draw these ids, as id,id."),
     "min_tokens": _Control(int, "Do not end before this many tokens."),
-    "stop_ids": _Control(str, "id,id: end at these too."),
-    "json_schema": _Control(str, "Hold the text to a JSON schema (a file, or the schema)."),
-    "regex": _Control(str, "Hold the text to a regular expression."),
-    "grammar": _Control(str, "Hold the text to a Lark grammar (a file, or the grammar)."),
+    "stop_ids": _Control(str, "Also stop at these ids, as id,id."),
+    "json_schema": _Control(
+        str, "Make the text follow a JSON schema (a file, or the schema itself)."
+    ),
+    "regex": _Control(str, "Make the text match a regular expression."),
+    "grammar": _Control(
+        str, "Make the text follow a Lark grammar (a file, or the grammar itself)."
+    ),
     "seed": _Control(int, "The same seed gives the same text, whatever else is in the batch."),
     "logprobs": _Control(int, "Report this many alternatives to every token, with --json."),
     "logprobs_mode": _Control(str, "raw (the model's own) or processed (what was drawn from)."),
@@ -161,11 +170,11 @@ def _text_or_file(name: str, value: str) -> str:
     if name == "json_schema":
         if value.lstrip()[:1] not in ("{", "t", "f") or path.suffix == ".json":
             raise BadInput(
-                f"{option(name)} is {value!r}; there is no such file, and it is no JSON schema"
+                f"{option(name)} is {value!r}; there is no such file, and it is not a JSON schema"
             )
     elif ":" not in value or ("\n" not in value and path.suffix in (".lark", ".gbnf", ".txt")):
         raise BadInput(
-            f"{option(name)} is {value!r}; there is no such file, and it is no Lark grammar, "
+            f"{option(name)} is {value!r}; there is no such file, and it is not a Lark grammar, "
             "which has lines such as start: WORD"
         )
     return value

@@ -36,7 +36,7 @@ def score(
     ] = None,
     chat: Chat = False,
     whole: Annotated[
-        bool, typer.Option("--whole", help="Take a file as one text, not line by line.")
+        bool, typer.Option("--whole", help="Treat a file as one text instead of line by line.")
     ] = False,
     stride: Annotated[
         int | None,
@@ -47,9 +47,9 @@ def score(
         ),
     ] = None,
     summary: Annotated[
-        bool, typer.Option("--summary", help="Print the totals only, without single tokens.")
+        bool, typer.Option("--summary", help="Print only the totals, not every token.")
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts that run together.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="How many texts run together.")] = 8,
     body: Body = "auto",
     device: Device = None,
     dtype: Dtype = None,
@@ -57,9 +57,9 @@ def score(
 ) -> None:
     """Show the log-probability of every token of a text, their sum, and the perplexity.
 
-    Logarithms are natural. The first token has no log-probability unless a prompt, or a token that
-    the tokenizer adds, comes before it. JSON lines in give JSON lines out: each row with all its
-    fields and a "score".
+    Logarithms are natural. The first token has no log-probability unless it follows a prompt or a
+    token that the tokenizer adds. For a .jsonl file the output is JSON lines too: each row with all
+    its fields and a "score".
     """
     sources = [_source(text, whole) for text in texts]
     files = [source for source in sources if isinstance(source, Path)]

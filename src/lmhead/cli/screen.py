@@ -16,10 +16,10 @@ def screen(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Make the int8 copy of a head, once, for exact and faster answers (the screened engine).
+    """Make an int8 copy of a head, for faster and still exact answers (the screened engine).
 
-    It is kept beside the model, or in the cache where that folder cannot be written. The loops that
-    read it are compiled as well, so that the first answer is not the slow one.
+    The copy is stored next to the model, or in the cache if that folder is not writable. The loops
+    that read it are compiled too, so that the first answer does not have to wait for them.
     """
     from lmhead.cli import render
     from lmhead.head import LMHead

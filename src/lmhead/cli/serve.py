@@ -15,7 +15,10 @@ from lmhead.models.registry import DEFAULT_MODEL
 def serve(
     model: Model = DEFAULT_MODEL,
     host: Annotated[
-        str, typer.Option(help="The address to listen on; any but this machine's own needs a key.")
+        str,
+        typer.Option(
+            help="The address to listen on; one that other machines can reach needs a key."
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks any free port.")] = 8401,
     engine: Annotated[
@@ -32,41 +35,47 @@ def serve(
         typer.Option(
             "--vectors",
             metavar="DIR",
-            help="A folder of steering vectors, named by their files; uploads go there.",
+            help="A folder of steering vectors, named after their files; uploads go there.",
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="What clients call the model; MODEL by default.")
+        str | None,
+        typer.Option("--name", help="The name clients use for the model; MODEL by default."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences that run together.")] = 8,
-    queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait for a place.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="How many sequences run together.")] = 8,
+    queue: Annotated[
+        int, typer.Option(min=0, help="How many sequences may wait in the queue.")
+    ] = 64,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", min=1, help="Tokens of one choice at most.")
+        int, typer.Option("--max-tokens", min=1, help="The most tokens one choice may have.")
     ] = 4096,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to answer a request.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="How many seconds a request may take.")
+    ] = 600.0,
     drain: Annotated[
-        float, typer.Option(min=0, help="Seconds to finish what runs at shutdown.")
+        float,
+        typer.Option(min=0, help="How many seconds running requests get to finish at shutdown."),
     ] = 30.0,
     cors: Annotated[
         list[str] | None,
         typer.Option(
             "--cors",
             metavar="ORIGIN",
-            help="Let web pages of this origin send requests; repeatable.",
+            help="Allow requests from web pages of this origin; may be repeated.",
         ),
     ] = None,
     log_prompts: Annotated[
-        bool, typer.Option("--log-prompts", help="Write prompts into the log as well.")
+        bool, typer.Option("--log-prompts", help="Also write prompts to the log.")
     ] = False,
     body: Body = "auto",
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Serve a model: completions, chat, scores and steering over HTTP, for OpenAI's clients.
+    """Serve a model over HTTP to OpenAI clients: completions, chat, scores and steering.
 
-    It listens on this machine only, unless `--host` says otherwise. Ctrl-C or SIGTERM ends it, once
-    the running requests are finished. docs/serve.md shows clients.
+    It listens on this machine only, unless you set `--host`. Ctrl-C or SIGTERM stops it once the
+    running requests are finished. docs/serve.md has examples of clients.
     """
     try:
         import fastapi  # noqa: F401

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="steer",
-    help="Vectors whose effect on the vocabulary is bounded, measured and visible.",
+    help="Train, check and convert steering vectors whose effect is bounded and measured.",
     no_args_is_help=True,
 )
 
@@ -38,18 +38,19 @@ def check(
         ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Draw delta over the vocabulary into a .png.")
+        Path | None,
+        typer.Option("--plot", help="Draw delta over the vocabulary into a .png (extra `plot`)."),
     ] = None,
     force: Force = False,
     device: Device = None,
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Certify a vector, measure it on real prompts, and say whether it keeps its budget.
+    """Certify a vector, measure it on real prompts, and check it against its budget.
 
-    The certificate holds for every possible text; it exists for vectors at the head. The audit
-    holds for the prompts that it was measured on. The exit code is 1 when the budget, given or on
-    the vector's card, is exceeded.
+    The certificate holds for every possible text, but exists only for vectors at the head. The
+    audit holds for the prompts that it was measured on. The exit code is 1 if the budget, given
+    here or on the vector's card, is exceeded.
     """
     from lmhead.cli import render
     from lmhead.loading import load
@@ -110,17 +111,18 @@ def convert(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="A .gguf or a .safetensors file.")],
     layer: Annotated[
-        int | None, typer.Option(help="Only the vector of this block, from a .gguf with several.")
+        int | None,
+        typer.Option(help="Convert only the vector of this block, if a .gguf file has several."),
     ] = None,
     hint: Annotated[
-        str | None, typer.Option(help="For .gguf: the model's family, such as llama.")
+        str | None, typer.Option(help="For .gguf: the model's architecture, such as llama.")
     ] = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Write vectors as a GGUF control vector (repeng, llama.cpp), or one of these as .safetensors.
+    """Convert vectors to a GGUF control vector (repeng, llama.cpp), or one back to .safetensors.
 
-    A GGUF control vector holds alpha times the direction, to be used with strength 1.
+    A GGUF control vector holds alpha times the direction; use it with strength 1.
     """
     from lmhead.cli import render
     from lmhead.files.whole import refuse_existing
@@ -132,13 +134,16 @@ def convert(
         there = ", ".join(str(v.layer) for v in vectors)
         vectors = [v for v in vectors if v.layer == layer]
         if not vectors:
-            raise BadInput(f"there is no vector of layer {layer}; there are those of {there}")
+            raise BadInput(f"there is no vector for layer {layer}; expected one of {there}")
     if out.suffix == ".gguf":
         with noted():
             save_control_vector(vectors, out, hint)
     elif len(vectors) > 1:
         there = ", ".join(str(v.layer) for v in vectors)
-        raise BadInput(f"{out.name} can hold one vector, but there are those of {there}: --layer N")
+        raise BadInput(
+            f"{out.name} can hold one vector, but there are vectors for layers {there}; choose one "
+            "with --layer N"
+        )
     else:
         vectors[0].save(out)
     if json:

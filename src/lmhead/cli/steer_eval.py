@@ -20,10 +20,11 @@ def eval_(
     data: DataFile,
     model: Model = DEFAULT_MODEL,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of the split; by default that of the vector's card.")
+        int | None,
+        typer.Option(help="The seed of the split; by default the one on the vector's card."),
     ] = None,
     test: Annotated[
-        float | None, typer.Option(help="The share to hold out; by default that of the card.")
+        float | None, typer.Option(help="The share to hold out; by default the one on the card.")
     ] = None,
     seen: Annotated[
         bool, typer.Option("--seen", help="Allow rows that the vector was trained on.")
@@ -43,9 +44,9 @@ def eval_(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Evaluate a vector on held-out rows, with simpler baselines and its side effects.
+    """Evaluate a vector on held-out rows, against simpler baselines and with its side effects.
 
-    With --budget or --kl-cap a steering vector is lowered and held back, as while generating.
+    With --budget or --kl-cap, a steering vector is lowered and held back as in `lmhead generate`.
     """
     from lmhead.cli import render
     from lmhead.loading import load

@@ -35,9 +35,12 @@ def frontier(
     validation: Validation = None,
     test: TestShare = 0.25,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds to average over.")] = 3,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each stage of a detector.")] = 20,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs in each stage of a detector.")] = 20,
     on_test: Annotated[
-        bool, typer.Option("--on-test", help="Measure on the test rows, once all is chosen.")
+        bool,
+        typer.Option(
+            "--on-test", help="Measure on the test rows, once everything has been chosen."
+        ),
     ] = False,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Draw effect against harm into a .png.")
@@ -47,7 +50,7 @@ def frontier(
     json: Json = False,
     old_for: OldFor = None,
 ) -> None:
-    """Train under every constraint and budget; show effect against harm."""
+    """Train under a range of constraints and budgets; show effect against harm."""
     chosen = parse_layer(layer)
     job = renamed("--for", old_for, "--job", job)
     from lmhead.cli import render

@@ -32,29 +32,32 @@ DataFile = Annotated[
 ]
 JobOption = Annotated[
     Job,
-    typer.Option("--job", help="Tell true from false, or move the text that is generated."),
+    typer.Option(
+        "--job", help="What the vector is for: to tell true from false, or to steer generated text."
+    ),
 ]
 OldFor = Annotated[Job | None, typer.Option("--for", hidden=True)]
 Layer = Annotated[
     str, typer.Option("--layer", help="A block's index from 0, head, or auto.", metavar="LAYER")
 ]
-Labels = Annotated[int, typer.Option("--labels", help="How many labels are used in all.")]
+Labels = Annotated[int, typer.Option("--labels", help="How many labels to use in all.")]
 Unlabelled = Annotated[
     int,
-    typer.Option("--unlabelled", min=0, help="How many rows to use without their labels, at most."),
+    typer.Option("--unlabelled", min=0, help="The most rows to use without their labels."),
 ]
 Validation = Annotated[
     int | None,
     typer.Option(
         "--validation",
         min=0,
-        help="For tsv: how many of the labels choose layer and epoch; all but 32, if not given.",
+        help="For tsv: how many of the labels to set aside for choosing layer and "
+        "epoch; all but 32 by default.",
     ),
 ]
 TestShare = Annotated[
     float, typer.Option("--test", help="The share of the data to hold out for testing.")
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of the split and of the training.")]
+Seed = Annotated[int, typer.Option("--seed", help="The seed of the split and the training.")]
 
 
 def parse_layer(layer: str) -> int | str:
@@ -72,7 +75,7 @@ def parse_layer(layer: str) -> int | str:
 def train(
     data: DataFile,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="VECTOR", help="The .safetensors to write.")
+        Path, typer.Option("--out", "-o", metavar="VECTOR", help="The .safetensors file to write.")
     ],
     model: Model = DEFAULT_MODEL,
     job: JobOption = Job.detect,
@@ -99,13 +102,13 @@ def train(
     kl: Annotated[
         float,
         typer.Option(
-            help="Weight of KL at the model's true output.", rich_help_panel="Constraints"
+            help="Weight of the KL at the model's true output.", rich_help_panel="Constraints"
         ),
     ] = 0.0,
     excess: Annotated[
         float,
         typer.Option(
-            help="Weight of the largest changes of logits beyond the threshold.",
+            help="Weight of the largest logit changes beyond the threshold.",
             rich_help_panel="Constraints",
         ),
     ] = 0.0,
@@ -119,14 +122,15 @@ def train(
     threshold: Annotated[
         float,
         typer.Option(
-            help="How many logits --excess and --mean leave unpenalised.",
+            help="The change, in logits, that --excess and --mean leave unpenalised.",
             rich_help_panel="Constraints",
         ),
     ] = 2.0,
     budget: Annotated[
         float | None,
         typer.Option(
-            help="The largest range of delta: certified at the layer head, measured elsewhere.",
+            help="The largest allowed range of delta: certified at the layer head, "
+            "measured elsewhere.",
             rich_help_panel="Constraints",
         ),
     ] = None,
@@ -135,12 +139,14 @@ def train(
     json: Json = False,
     old_for: OldFor = None,
 ) -> None:
-    """Train a vector, choosing by labels but never by test rows, and write it with its card.
+    """Train a vector without ever looking at test rows, and write it with its card.
 
-    A `tsv` training that was killed continues where it stopped when you repeat the command.
+    If a `tsv` training was interrupted, repeating the command resumes it.
     """
     if out.suffix != ".safetensors":  # before minutes of work, not after
-        raise BadInput(f"the vector's file is {out.name}; expected a name in .safetensors")
+        raise BadInput(
+            f"the vector's file is {out.name}; expected a name that ends in .safetensors"
+        )
     chosen = parse_layer(layer)
     job = renamed("--for", old_for, "--job", job)
     from lmhead.cli import render

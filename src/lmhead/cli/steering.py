@@ -22,7 +22,7 @@ Alpha = Annotated[
     float | None,
     typer.Option(
         "--alpha",
-        help="The strength of every vector; by default its own.",
+        help="The strength of every vector; by default the one on its card.",
         rich_help_panel="Steering",
     ),
 ]
@@ -30,7 +30,7 @@ Budget = Annotated[
     float | None,
     typer.Option(
         "--budget",
-        help="The largest range of delta, the change of the logits.",
+        help="The largest allowed range of delta, the change in the logits.",
         rich_help_panel="Steering",
     ),
 ]
@@ -38,7 +38,7 @@ KlCap = Annotated[
     float | None,
     typer.Option(
         "--kl-cap",
-        help="Hold steering back at every token to this KL, in nat.",
+        help="The largest allowed KL at any token, in nats; steering is held back to it.",
         rich_help_panel="Steering",
     ),
 ]
@@ -46,8 +46,8 @@ Fit = Annotated[
     bool | None,
     typer.Option(
         "--fit/--no-fit",
-        help="Lower alpha first until plain sentences keep the limits; the default with a limit, "
-        "where the blocks run in torch.",
+        help="First lower alpha until plain sentences stay within the limits; the default if there "
+        "is a limit and the blocks run in torch.",
         rich_help_panel="Steering",
     ),
 ]

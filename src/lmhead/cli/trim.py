@@ -54,12 +54,10 @@ def trim(
     errors: OnErrors = Errors.fail,
     counts: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--counts", help="A file that `lmhead count` wrote; repeat it to add counts up."
-        ),
+        typer.Option("--counts", help="A file written by `lmhead count`; repeat to add counts up."),
     ] = None,
     min_count: Annotated[
-        int, typer.Option(min=1, help="Keep tokens that the corpus holds this often.")
+        int, typer.Option(min=1, help="Keep tokens that occur at least this often in the corpus.")
     ] = 1,
     script: Annotated[
         str, typer.Option(metavar="NAMES", help="Keep tokens in these scripts: latin,greek,...")
@@ -77,36 +75,40 @@ def trim(
         Path | None, typer.Option(help="Keep these tokens: one per line, as the vocabulary has it.")
     ] = None,
     size: Annotated[
-        int | None, typer.Option(min=2, help="Keep at most this many rows, the most useful.")
+        int | None, typer.Option(min=2, help="Keep at most this many rows, the most useful ones.")
     ] = None,
     coverage: Annotated[
         float | None,
         typer.Option(
             min=0,
             max=1,
-            help="Run the model over the corpus and keep its choice at every step, and this share "
-            f"of all its probability there ({_DEFAULT_COVERAGE} with a corpus; --plan shows what "
-            "others cost).",
+            help="Run the model over the corpus and keep its top choice at every step, and this "
+            f"share of all its probability ({_DEFAULT_COVERAGE} with a corpus; --plan shows what "
+            "other shares would cost).",
         ),
     ] = None,
     no_coverage: Annotated[
-        bool, typer.Option("--no-coverage", help="Keep what is read, not what the model says.")
+        bool,
+        typer.Option(
+            "--no-coverage",
+            help="Keep only what the corpus contains, not what the model would say.",
+        ),
     ] = False,
     positions: Annotated[
-        int, typer.Option(min=1, help="Tokens of the corpus that the model reads at most.")
+        int, typer.Option(min=1, help="The most tokens of the corpus to run the model on.")
     ] = 20_000,
     continuations: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Texts of the corpus that the model continues at most, and as many held back.",
+            help="The most texts of the corpus to continue, and as many again that are held back.",
         ),
     ] = 48,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "-n", min=1, help="Tokens of each continuation.")
+        int, typer.Option("--max-tokens", "-n", min=1, help="Tokens in each continuation.")
     ] = 64,
     proof_prompts: Annotated[
-        int, typer.Option(min=1, help="Prompts that the proof compares greedy text on.")
+        int, typer.Option(min=1, help="How many prompts the proof compares greedy text on.")
     ] = 20,
     form: Annotated[
         Form,
@@ -118,20 +120,22 @@ def trim(
         bool, typer.Option("--plan", help="Show what would be kept and saved; write nothing.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace a trim, or a file, that is at DIR.")
+        bool, typer.Option("--force", help="Replace a previous trim or file at DIR.")
     ] = False,
     link: Annotated[
         bool,
-        typer.Option("--link", help="Hard-link the files of weights that stay as they are."),
+        typer.Option(
+            "--link", help="Hard-link weight files that do not change instead of copying them."
+        ),
     ] = False,
     no_run: Annotated[
         bool,
-        typer.Option("--no-run", help="Prove by comparing files alone; run no model for it."),
+        typer.Option("--no-run", help="Prove by comparing files only, without running a model."),
     ] = False,
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="A first look in seconds: run the model and the proof on little text."
+            "--quick", help="A quick first look: run the model and the proof on little text."
         ),
     ] = False,
     no_resume: Annotated[
@@ -145,7 +149,7 @@ def trim(
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Count, and listen to the model, on this Ray cluster, or `local` (extra `ray`).",
+            help="Count, and run the model, on this Ray cluster, or `local` (extra `ray`).",
         ),
     ] = None,
     model_option: ModelOption = None,
@@ -153,10 +157,11 @@ def trim(
     length: OldLength = None,
     json: Json = False,
 ) -> None:
-    """Cut a model's vocabulary down to what you need, prove it, and only then write it.
+    """Cut a model's vocabulary down to what you need, and prove it before writing anything.
 
-    Bytes, special and added tokens, the chat template and all that a kept token is made of always
-    stay. Every text of the corpus keeps its tokens, and every kept logit its bits.
+    Every text of the corpus still encodes to the same tokens, and kept logits stay bit-equal.
+    Bytes, special and added tokens, the chat template's tokens and the pieces of kept tokens always
+    stay.
     """
     from lmhead.cli import render
 
@@ -167,7 +172,7 @@ def trim(
         positions, continuations = min(positions, 2048), min(continuations, 16)
         max_tokens, proof_prompts = min(max_tokens, 32), min(proof_prompts, 4)
     if not plan and out is None:
-        raise BadInput("--out is missing; give --out DIR to write a trim, or --plan to only look")
+        raise BadInput("--out is missing; give --out DIR to write a trim, or --plan for a preview")
     if no_coverage and coverage is not None:
         raise BadInput("--coverage and --no-coverage exclude each other; give one")
     if coverage is None and corpus and not no_coverage:

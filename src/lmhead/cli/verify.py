@@ -36,7 +36,7 @@ def verify(
         ),
     ] = None,
     corpus: Annotated[
-        list[Path] | None, typer.Option("--corpus", help="Texts to compare; may be repeated.")
+        list[Path] | None, typer.Option("--corpus", help="Texts to compare on; may be repeated.")
     ] = None,
     field: Field = "text",
     errors: OnErrors = Errors.fail,
@@ -62,8 +62,8 @@ def verify(
 ) -> None:
     """Compare a trimmed model with its original: tokens, weights, ids, logits, greedy text.
 
-    The models run on what the trim's own proof ran on. The exit code is 1 if anything differs that
-    should not.
+    The models run on the same inputs as in the trim's own proof. The exit code is 1 if anything
+    differs that should not.
     """
     from lmhead.cli import render
 

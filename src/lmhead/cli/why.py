@@ -26,11 +26,15 @@ def why(
     model: Model = DEFAULT_MODEL,
     token: Annotated[
         str | None,
-        typer.Option("--token", help="Explain this token: its text, or #ID; the best by default."),
+        typer.Option(
+            "--token", help="The token to explain: its text, or #ID; by default the best one."
+        ),
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option("--against", help="Explain why the token, and not this one: text or #ID."),
+        typer.Option(
+            "--against", help="Explain why that token rather than this one: its text, or #ID."
+        ),
     ] = None,
     position: Annotated[
         int,
@@ -51,11 +55,11 @@ def why(
     top: Annotated[
         int,
         typer.Option(
-            "--top", min=1, help="How many parts to show, and how many neurons of each sign."
+            "--top", min=1, help="How many parts to show, and how many neurons on either side."
         ),
     ] = 20,
     in_order: Annotated[
-        bool, typer.Option("--in-order", help="Show every part, from the embedding up.")
+        bool, typer.Option("--in-order", help="Show every part in order, from the embedding up.")
     ] = False,
     chat: Chat = False,
     plot: PlotFile = None,
@@ -64,10 +68,10 @@ def why(
     dtype: Dtype = None,
     json: Json = False,
 ) -> None:
-    """Show what each attention and MLP added to a token's logit; the parts add up to it.
+    """Show what each attention and MLP adds to a token's logit; the parts add up to it.
 
-    This is the direct effect, through the final norm, scale and softcap; what a block does to later
-    blocks counts as theirs. A model whose blocks cannot be separated is refused with the reason.
+    This is the direct effect, through the final norm, scale and softcap; what a block contributes
+    through later blocks is credited to them. If a model's blocks cannot be separated, it says why.
     """
     text = read_prompt(prompt)
     wanted, other = token_given(token), token_given(against)

@@ -29,7 +29,7 @@ def with_home(path: str | Path, name: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:  # no such user, or one without a home
         raise BadInput(
-            f"{name} is {path}, and the system knows no home folder for that; give the whole path"
+            f"{name} is {path}, but there is no such home folder; give the full path"
         ) from error
 
 

@@ -117,7 +117,7 @@ def refuse_odd_files(folder: Path) -> None:
             except OSError:  # a link to nowhere is as good as nothing
                 continue
             if not stat.S_ISREG(about.st_mode) and not stat.S_ISDIR(about.st_mode):
-                raise BadCheckpoint(f"{path} is no ordinary file (a pipe or a device); remove it")
+                raise BadCheckpoint(f"{path} is not a regular file (a pipe or a device); remove it")
             if stat.S_ISREG(about.st_mode) and about.st_size > _most(path):
                 raise BadCheckpoint(
                     f"{path} has {about.st_size:,} bytes, expected at most {_most(path):,}; "
@@ -181,7 +181,7 @@ def _inside(index: Path, names: Iterable[Any]) -> set[str]:
     found: set[str] = set()
     for name in names:
         if not isinstance(name, str) or "\0" in name or not 1 <= len(name) <= 200:
-            raise BadCheckpoint(f"{index} names a shard that is no file; fetch it again")
+            raise BadCheckpoint(f"{index} names a shard that is not a file; fetch it again")
         found.add(name)
     for name in found:
         if Path(name).is_absolute() or ".." in Path(name).parts:

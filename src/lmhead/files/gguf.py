@@ -198,7 +198,7 @@ def open_gguf(path: Path) -> GGUFFile:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(handle, "rb") as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-                raise ValueError("it is no ordinary file")
+                raise ValueError("it is not a regular file")
             data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
         raise BadCheckpoint(f"cannot read {path} ({error}); expected a GGUF file") from error
@@ -255,7 +255,7 @@ def _read_preamble(reader: "_Reader") -> tuple[int, int, int]:
     magic = reader.data[:4]
     if magic != b"GGUF":
         raise BadCheckpoint(
-            f"{reader.path} is no GGUF file: it opens with {magic!r}, expected b'GGUF'"
+            f"{reader.path} is not a GGUF file: it opens with {magic!r}, expected b'GGUF'"
         )
     reader.position = 4
     (version,) = reader.unpack("I")
@@ -283,7 +283,9 @@ def _place(
     type_name, block, block_bytes = TENSOR_TYPES[kind]
     row = shape[-1] if shape else 1
     if row % block:
-        raise reader.damaged(f"rows of {row} in {name!r} are no multiple of {type_name}'s {block}")
+        raise reader.damaged(
+            f"rows of {row} in {name!r} are not a multiple of {type_name}'s {block}"
+        )
     nbytes = prod(shape) // block * block_bytes
     if offset + nbytes > len(reader.data):
         raise BadCheckpoint(

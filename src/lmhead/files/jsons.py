@@ -15,7 +15,7 @@ def open_file(path: Path) -> BinaryIO:
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise ValueError("it is no ordinary file")
+        raise ValueError("it is not a regular file")
     return os.fdopen(handle, "rb")
 
 

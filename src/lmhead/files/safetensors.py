@@ -91,7 +91,7 @@ def open_safetensors(file: Path) -> SafetensorsHeader:
     about = os.fstat(handle)
     if not stat.S_ISREG(about.st_mode):
         os.close(handle)
-        raise BadCheckpoint(f"{file} is no ordinary file; expected a safetensors file")
+        raise BadCheckpoint(f"{file} is not a regular file; expected a safetensors file")
     size = about.st_size
     with os.fdopen(handle, "rb") as stream:
         start = stream.read(8)
@@ -136,7 +136,7 @@ def pack_header(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None =
 
 def _checked_metadata(found: Any) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise ValueError("its metadata is no object of texts")
+        raise ValueError("its metadata is not an object of texts")
     return found
 
 
@@ -158,7 +158,7 @@ def _placed(
 
 def _tensor(file: Path, name: str, entry: Any, start: int) -> TensorHeader:
     if not isinstance(entry, dict):
-        raise ValueError(f"{name!r} is no object")
+        raise ValueError(f"{name!r} is not an object")
     values: list[Any] = [entry.get(key) for key in ("dtype", "shape", "data_offsets")]
     dtype, shape, offsets = values
     if len(name) > limits.NAME or not isinstance(dtype, str):

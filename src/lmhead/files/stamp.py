@@ -134,14 +134,14 @@ def verify(folder: Path, progress: Progress = silent) -> list[str]:
 def _compared(folder: Path, name: str, known: Any) -> dict[str, int] | None:
     """Return None for a file with the size and times of the stamp, else those that it has now."""
     if not _is_name(name):
-        raise BadCheckpoint(f"{folder / STAMP} names {name!r}, which is no file of that folder")
+        raise BadCheckpoint(f"{folder / STAMP} names {name!r}, which is not a file of that folder")
     path = folder / name
     try:
         about = path.lstat()
     except OSError as error:
         raise BadCheckpoint(f"{path} is gone ({error.strerror})") from error
     if not stat.S_ISREG(about.st_mode):
-        raise BadCheckpoint(f"{path} is no ordinary file")
+        raise BadCheckpoint(f"{path} is not a regular file")
     refuse_strangers(path)
     if not _is_known(known):
         raise BadCheckpoint(f"{folder / STAMP} does not say what {name} is")

@@ -52,23 +52,23 @@ def refuse_existing(target: Path, *, force: bool, folder: bool) -> None:
     except OSError as error:
         raise cannot_write(target, error) from error
     except ValueError as error:
-        raise BadInput(f"{str(target)!r} is no name for a file ({error})") from error
+        raise BadInput(f"{str(target)!r} is not a valid file name ({error})") from error
     if folder and target.is_symlink():
-        raise BadInput(f"{target} is a link; give the folder itself, or another place")
+        raise BadInput(f"{target} is a link; give the folder itself, or another path")
     if target.is_dir() and not target.is_symlink():
         if not folder:
-            raise BadInput(f"{target} is a folder, and a file is to be written; give a file's name")
+            raise BadInput(f"{target} is a folder, but a file is to be written; give a file name")
         if not is_ours(target):
             raise BadInput(
-                f"{target} is a folder that lmhead did not write, so it stays as it is; "
-                "give another place, or remove it yourself"
+                f"{target} is a folder that lmhead did not write, so it is not replaced; "
+                "give another path, or remove it yourself"
             )
     elif folder:
-        raise BadInput(f"{target} is a file, and a folder is to be written; give another place")
+        raise BadInput(f"{target} is a file, but a folder is to be written; give another path")
     elif not target.is_symlink() and not target.is_file():
-        raise BadInput(f"{target} is no ordinary file (a device or a pipe); give a file's name")
+        raise BadInput(f"{target} is not a regular file (a device or a pipe); give a file name")
     if not force:
-        raise BadInput(f"{target} exists already; give another place, or --force to replace it")
+        raise BadInput(f"{target} already exists; give another path, or --force to replace it")
 
 
 @contextmanager

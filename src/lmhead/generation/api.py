@@ -48,15 +48,15 @@ def generate(
     - `prompts`: a text, the ids of one (a list of whole numbers), a conversation (a list of
       `{"role": "system", "user" or "assistant", "content": text}`), or a list of these.
     - `controls` are the fields of SamplingParams (temperature, top_p, seed, ...), if `params` is
-      not given. The choice is greedy unless one of them asks for randomness (temperature, top_k,
-      top_p, min_p, ...); then the temperature is 1 unless it is one of them. Bans, biases,
-      penalties and grammars do not ask for randomness.
+      not given. Decoding is greedy unless one of them calls for sampling (temperature, top_k,
+      top_p, min_p, ...); the temperature is then 1 by default. Bans, biases, penalties and grammars
+      do not call for sampling.
     - `order`: `hf`, `vllm`, `llama.cpp`, or a list of filters.
     - `stop`: texts that end a continuation; they are not part of it.
-    - `beams` above 1: beam search, which draws nothing and takes no controls.
+    - `beams` above 1: beam search, which does not sample and takes no controls.
     - `head`: an engine to use instead of the model's own head.
-    - `tokenizer`, `device`, `dtype`, `body`: as in `load`; a model of transformers that is in
-      memory needs its tokenizer.
+    - `tokenizer`, `device`, `dtype`, `body`: as in `load`; a transformers model in memory needs its
+      tokenizer.
 
     A text that `max_tokens` cut off has the finish_reason `length`; if a grammar was not yet
     complete there, a warning says so.
@@ -121,7 +121,9 @@ def stream(
     """
     for name in _NOT_STREAMED:
         if name in controls:
-            raise BadInput(f"{name} is an option of generate; stream gives one text as it comes")
+            raise BadInput(
+                f"{name} is an option of generate; stream yields one text as it is generated"
+            )
     given = listed(prompt)
     if not isinstance(prompt, str) and len(given) != 1:
         raise BadInput(f"stream got {len(given)} prompts; expected one: use generate for several")
@@ -171,8 +173,8 @@ def checked(
         also += ["stop"] * bool(stops) + ["samples"] * (samples != 1)
         if also:
             raise BadInput(
-                f"beams is given together with {', '.join(also)}; beam search draws nothing and "
-                "takes no sampling controls, stop or samples: give either",
+                f"beams is given together with {', '.join(also)}; beam search does not sample and "
+                "takes no sampling controls, stop or samples: give one or the other",
                 names=["beams", *also],
             )
     chosen = params_of(params, controls)

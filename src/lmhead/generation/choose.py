@@ -1,7 +1,7 @@
 """Multiple choice: which of some continuations a model finds the most probable.
 
 The log-probability of a continuation is the sum of those of its tokens, given the prompt. Long ones
-have lower sums, so the mean of a token is told as well. Only the rows of the options' own tokens
+have lower sums, so the mean per token is given as well. Only the rows of the options' own tokens
 are needed, and the normaliser: a screened head gives that to a proven error, without all logits.
 """
 
@@ -43,7 +43,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a model chooses among some continuations of a prompt."""
+    """Which of several continuations of a prompt a model finds most probable."""
 
     prompt: str
     options: tuple[Option, ...]  # in the order given
@@ -68,11 +68,11 @@ def choose(
     dtype: str | torch.dtype | None = None,
     progress: Progress = silent,
 ) -> Choice:
-    """Score several continuations of a prompt, and say which is the most probable.
+    """Score several continuations of a prompt, and show which is the most probable.
 
-    Prompt and option are put together as they are: begin an option with a space where the text
-    has one there. `chat` wraps the prompt in the model's chat template; an option is the answer.
-    `head` is an engine to use instead of the one by `engine_name`.
+    Prompt and option are joined as they are: start an option with a space if the text has one
+    there. `chat` wraps the prompt in the model's chat template; the option is then the answer.
+    `head` is an engine to use instead of the one that `engine_name` selects.
 
     >>> choose("The capital of France is", [" Paris", " London"]).best
     0

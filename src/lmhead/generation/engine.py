@@ -45,14 +45,14 @@ Choose = Callable[[Tensor, Sequence[int]], Sequence[int]]
 
 
 class Engine:
-    """Continues requests together, a token each per step.
+    """Continues requests together, one token each per step.
 
     `batch_size` sequences run at a time; the others wait, first come, first served. `head` is an
-    engine to use instead of the model's own head. `choose` makes a token for each of the h
-    `[B, d]` of the requests with these ids, in place of their samplers; -1 ends a request. `read`
-    is given the h `[n, T, d]` of prompts that were read, each at the end of its row, and their ids.
-    `prefill`: prompts longer than that many tokens are read in pieces of that many, one per step,
-    so that those who run beside them need not wait; others are read at once.
+    engine to use instead of the model's own head. `choose` picks a token for each of the h `[B, d]`
+    of the requests with these ids, in place of their samplers; -1 ends a request. `read` receives
+    the h `[n, T, d]` of prompts that were read, each at the end of its row, and their ids.
+    `prefill`: prompts longer than this many tokens are read in pieces of that size, one per step,
+    so that requests that are already running need not wait; shorter ones are read at once.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is not at its end."""
+        """Whether any request is unfinished."""
         return bool(self._going or self._reading or self._waiting)
 
     @property
@@ -87,18 +87,18 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a place in the batch."""
+        """How many requests are waiting for a place in the batch."""
         return len(self._waiting)
 
     @property
     def ids(self) -> list[int]:
-        """The ids of all requests that are not at their end."""
+        """The ids of all unfinished requests."""
         read = [s.id for reading in self._reading for s in reading.group]
         return [s.id for s in self._going] + read + [id for id, _ in self._waiting]
 
     @property
     def in_turn(self) -> str | None:
-        """Why requests to this model run one after the other; None where they run together."""
+        """Why requests to this model run one after the other; None if they run together."""
         return joining(self.model.body).in_turn
 
     def check(self, request: Request) -> None:
@@ -107,14 +107,14 @@ class Engine:
         self.model.check_ids(list(request.ids))
 
     def submit(self, request: Request) -> int:
-        """Take a request; return the id that its events will have. It joins at the next step."""
+        """Accept a request, which joins at the next step; return the id that its events have."""
         self.check(request)
         self._waiting.append((self._count, request))
         self._count += 1
         return self._count - 1
 
     def cancel(self, id: int) -> bool:
-        """End a request without a result, and forget it; False where it had ended already."""
+        """End a request without a result and forget it; False if it had already ended."""
         for waiting in self._waiting:
             if waiting[0] == id:
                 self._waiting.remove(waiting)
@@ -131,10 +131,10 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Event]:
-        """Let newcomers in, draw a token for every request, and tell what came of it.
+        """Admit waiting requests, draw a token for every running one, and return the events.
 
-        A prompt that is read in pieces has no event until all of it was read. Where it raises,
-        because a model cannot run, every request in the batch is lost.
+        A prompt that is read in pieces has no event until all of it has been read. If this raises
+        because the model cannot run, every request in the batch is lost.
         """
         if not self.busy:
             return []
@@ -152,7 +152,7 @@ class Engine:
         return events
 
     def run(self) -> Iterator[Event]:
-        """Step until every request is at its end."""
+        """Step until every request has finished."""
         while self.busy:
             yield from self.step()
 

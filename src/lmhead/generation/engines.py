@@ -28,20 +28,20 @@ def engine(
 ) -> Head:
     """Return an engine with the methods and the answers of `model.head`.
 
-    - `auto`: the screened one where its int8 copy was made (`lmhead screen`), beside the model or
-      in the cache, and its loops can be compiled; else the dense one.
-    - `screened`: its copy is made now where there is none.
-    - `max`: Modular MAX (extra `max`); the same within float rounding.
-    - `group`: the ranks of torch.distributed that share the head's rows, and all ask alike; each
-      screens its own for `screened`. A process group, a DeviceMesh, or (mesh, dimension).
+    - `auto`: the screened one if its int8 copy exists (`lmhead screen`), next to the model or in
+      the cache, and its loops can be compiled; otherwise the dense one.
+    - `screened`: its copy is made now if there is none.
+    - `max`: Modular MAX (extra `max`); the same up to float rounding.
+    - `group`: the torch.distributed ranks that share the head's rows and make the same calls; with
+      `screened` each screens its own rows. A process group, a DeviceMesh, or (mesh, dimension).
     - `keepset`: only the rows of a keep-set file (`lmhead trim --form head`), in original ids.
 
-    `note` is told when a new copy has to be made; it writes to stderr.
+    `note` is called with a message when a new copy has to be made; by default it writes to stderr.
     """
     check_engine(name)
     if not isinstance(model, Model):
         raise BadInput(
-            f"the model is a {type(model).__name__}; expected what lmhead.load(...) gives"
+            f"the model is a {type(model).__name__}; expected the result of lmhead.load(...)"
         )
     if group is not None:
         if keepset is not None or name == "max":

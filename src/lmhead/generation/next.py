@@ -70,11 +70,11 @@ def next_tokens(
     >>> [row.token for row in next_tokens("The capital of France is", top=3).tokens]
     [' Paris', ' the', ' London']
 
-    - Rows of the head that no token belongs to take no part, as in generation.
+    - Rows of the head without a token are ignored, as in generation.
     - `params`, or `controls` (the fields of SamplingParams: top_p, banned_ids, ...): the result
-      also tells each token's probability after these filters, in that `order`, and what each
-      filter leaves and cuts. The temperature is 1 if it is not given. The tokens come in the order
-      of what they have after the filters; those that were cut come last.
+      also gives each token's probability after these filters, in that `order`, and what each filter
+      keeps and cuts. The temperature is 1 by default. The tokens are ordered by their probability
+      after the filters; those that were cut come last.
     - `head`: an engine to use instead of the model's own head.
     - `tokenizer`, `device`, `dtype`, `body`: as in `load`.
     """

@@ -58,7 +58,7 @@ def encoded(model: Model, prompt: Prompt, *, chat: bool = False) -> tuple[str, l
 def check_prompt_ids(model: Model, prompt: Prompt) -> list[int]:
     """Return ids that a caller gave, if they are the model's."""
     if not _is_ids(prompt):
-        raise BadInput("a conversation is given where none is read; expected a text, or its ids")
+        raise BadInput("a conversation is not accepted here; expected a text, or its ids")
     ids, V = list(prompt), model.head.vocab_size
     for i in ids:
         if not 0 <= i < V:

@@ -14,8 +14,8 @@ from lmhead.sampling import Logprobs, Sampler
 class Generation:
     """One continuation of a prompt.
 
-    `ids` are all ids that were drawn, the one that ended the text included; `text` is what they
-    say, without special tokens and without the stop string.
+    `ids` are all ids that were drawn, including the one that ended the text; `text` is their text,
+    without special tokens and the stop string.
     """
 
     prompt: str
@@ -67,11 +67,11 @@ class Request:
     """A sequence to continue, with its own sampler, seed, limits and steering.
 
     - `sampler`: how tokens are chosen; its parameters hold the ids that end the text.
-    - `seed` replaces that of the sampler; `index` tells apart several sequences of one seed.
+    - `seed` replaces the sampler's seed; `index` distinguishes several sequences with one seed.
     - `stop`: texts that end the continuation; they are not part of it.
-    - `prompt`: what the result says that was continued.
-    - `prompt_logprobs`: tell the log-probability of every id of the prompt, with so many best
-      alternatives each; None for no report.
+    - `prompt`: the text that the result reports as its prompt.
+    - `prompt_logprobs`: report the log-probability of every id of the prompt, with this many of the
+      best alternatives; None for no report.
     """
 
     ids: Sequence[int]
@@ -87,11 +87,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Event:
-    """What one step did to one request: a token, the text that is certain now, the result.
+    """What one step did to one request: a token, the text that is now certain, the result.
 
-    The text of a token may come later, with another one. With the last event of a request comes
-    its result; or, where its own settings made it impossible to go on, the error. With the first
-    come the log-probabilities of the prompt, if they were asked for: None for its first id.
+    The text of a token may arrive later, with another one. A request's last event has its result
+    or, if its own settings made it impossible to continue, the error. The first has the
+    log-probabilities of the prompt, if requested: None for its first id.
     """
 
     id: int

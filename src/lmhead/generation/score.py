@@ -40,7 +40,7 @@ WINDOW = 8  # batches whose texts are sorted by length, so that little is padded
 
 @dataclass(frozen=True)
 class TextScore:
-    """How probable a text is, given the prompt before it where it has one."""
+    """How probable a text is, given the prompt before it, if any."""
 
     text: str
     prompt: str | None
@@ -52,7 +52,7 @@ class TextScore:
     perplexity: float | None  # exp(-logprob / scored); None: there is nothing to tell
 
     def to_dict(self, *, tokens: bool = True) -> dict[str, Any]:
-        """Return the JSON object, with or without what is told of every token."""
+        """Return the JSON object, with or without the figures of every token."""
         result = asdict(self)
         if not tokens:
             for name in ("ids", "tokens", "logprobs"):
@@ -85,9 +85,8 @@ def score_text(
     """Return the log-probability of every token of each text, their sum and the perplexity.
 
     - `texts`: a text, the ids of one, or a list of either.
-    - `prompt`: what stands before every text, or a list with one for each; it is not scored. Prompt
-      and text are encoded together: a token that reaches from one into the other belongs to the
-      text.
+    - `prompt`: what precedes every text, or a list with one for each; it is not scored. Prompt and
+      text are encoded together: a token that spans both belongs to the text.
     - `chat`: wrap the prompt in the model's chat template; the text is the answer.
     - `stride`: read a text that is longer than the model's context in windows, each `stride` tokens
       further on; every token is scored once, with at least context - stride tokens before it.
@@ -95,8 +94,8 @@ def score_text(
     - `head`: an engine to use instead of the model's own head.
     - `tokenizer`, `device`, `dtype`, `body`: as in `load`.
 
-    The first token has no log-probability unless a prompt, or a token that the tokenizer puts at
-    the beginning, stands before it.
+    The first token has no log-probability unless it follows a prompt or a token that the tokenizer
+    adds at the beginning.
     """
     given = listed(texts)
     check_head(head)
@@ -306,7 +305,7 @@ def _encoded(
         said = _templated(model, said)
     whole = _bare(model, said + text)
     given = whole if chat else model.tokenizer(said + text, verbose=False)["input_ids"]
-    # what the tokenizer puts at the beginning; the end of a text is no part of it
+    # what the tokenizer puts at the beginning; the end of a text is not a part of it
     n = len(whole)
     places = (k for k in range(len(given) - n + 1) if given[k : k + n] == whole)
     bos = given[: next(places, 0)]

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class TopK(NamedTuple):
-    """The k best tokens, best first; equal logits come in the order of their ids."""
+    """The k best tokens, best first; equal logits are ordered by id."""
 
     ids: Tensor  # [..., k]
     logits: Tensor  # [..., k]
@@ -117,7 +117,7 @@ def each(
 
 
 def check_k(k: int, size: int, name: str = "k") -> None:
-    """Refuse a k that is no number of tokens of a vocabulary of `size`."""
+    """Refuse a k that is not a number of tokens of a vocabulary of `size`."""
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= size:
         raise BadInput(
             f"{name} is {k!r}; expected a whole number from 1 to the vocabulary's {size:,}"
@@ -143,7 +143,7 @@ def check_share(name: str, share: float | None) -> None:
 
 
 def check_sigma(n: float | None) -> None:
-    """Refuse what is no number of standard deviations."""
+    """Refuse what is not a number of standard deviations."""
     if n is not None and not (math.isfinite(n) and n >= 0):
         raise BadInput(f"top_n_sigma is {n}; expected a finite number, 0 (no cut) or more, or None")
 

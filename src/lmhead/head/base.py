@@ -53,8 +53,8 @@ class Known(NamedTuple):
 class Head:
     """The last layer of a language model, however it is computed.
 
-    Every verb takes what enters the projection: transformers' `last_hidden_state`, what a body
-    gives. `from_block=True` says that `h` comes straight from a block instead; the head then
+    Every method takes what enters the projection: transformers' `last_hidden_state`, the output of
+    a body. `from_block=True` says that `h` comes straight from a block instead; the head then
     applies the final norm first.
     """
 
@@ -83,14 +83,14 @@ class Head:
     def score(self, h: Tensor, ids: Tensor, *, from_block: bool = False) -> Tensor:
         """Score just these tokens: logits `[..., n]`.
 
-        `ids` are `[n]`, the same for every state, or `[..., n]`, own ones for each.
+        `ids` are `[n]`, the same for every state, or `[..., n]`, different ones for each.
         """
         raise NotImplementedError
 
     def loss(
         self, h: Tensor, targets: Tensor, *, from_block: bool = False, **options: Any
     ) -> Tensor:
-        """Give the cross-entropy of `targets [...]` under the head; the logits are never held.
+        """Return the cross-entropy of `targets [...]` under the head; the logits are never held.
 
         `options` are those of `linear_cross_entropy`: reduction, ignore_index, label_smoothing,
         z_loss, chunk.
@@ -194,7 +194,7 @@ class Head:
         limit: int | None = None,
         from_block: bool = False,
     ) -> Tensor:
-        """Give the log-probabilities `[..., n]` of tokens: ids `[n]`, or own ones `[..., n]`.
+        """Give the log-probabilities `[..., n]` of tokens: ids `[n]`, or different ones `[..., n]`.
 
         `error` says how far off each may be, where that spares reading all rows; 0: not at all.
         Only ids below `limit` take part.
@@ -242,7 +242,9 @@ def check_ids(ids: Tensor, V: int, what: str = "the touched ids") -> Tensor:
 def check_touched(touched: Sequence[Tensor], states: Tensor, V: int) -> list[Tensor]:
     """Return the touched ids of each of the states `[n, x]`, if they are ids below V."""
     if len(touched) != len(states):
-        raise BadInput(f"got touched ids for {len(touched)} of {len(states)} states")
+        raise BadInput(
+            f"got touched ids for {len(touched)} of {len(states)} states; expected them for each"
+        )
     return [check_ids(ids, V).to(states.device) for ids in touched]
 
 
@@ -251,7 +253,7 @@ def check_shape(ids: Tensor, states: Tensor) -> None:
     if ids.ndim != 1 and (ids.ndim == 0 or ids.shape[:-1] != states.shape[:-1]):
         raise BadInput(
             f"ids have shape {list(ids.shape)} for states of shape {list(states.shape)}; "
-            "expected [n], the same for all, or [..., n], own ones for each state"
+            "expected [n], the same for all, or [..., n], separate ones for each state"
         )
 
 

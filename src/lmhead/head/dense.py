@@ -20,17 +20,18 @@ from lmhead.progress import Progress, silent
 class LMHead(Projection):
     """The last layer of a language model: final norm, projection, scale and softcap.
 
-    - `weight [V, d]`, `bias [V]`: the projection. They are kept as they are, never copied; of a
-      model they stay its own parameters.
-    - `norm`: the module that stands between the last block and the projection, mostly a
-      LayerNorm or RMSNorm; where a model does more there, all of it.
+    - `weight [V, d]`, `bias [V]`: the projection. They are never copied; if they come from a model,
+      they remain its parameters.
+    - `norm`: the module between the last block and the projection, usually a LayerNorm or RMSNorm;
+      if a model does more there, all of it.
     - `scale`: a number that multiplies the logits, or `Scale(x, divide=True)`.
     - `softcap`: c in `c * tanh(z / c)`, applied last.
     - `tied`: the weight is the input embedding.
-    - `logits_dtype`: what the logits are cast to right after the projection, where the model does.
-    - `vocab_size`: where the model itself cuts off the logits of padding rows, how many it keeps.
-      All rows stay in the weight.
-    - `state_size`: the width of what enters the norm, where a projection in it makes that differ.
+    - `logits_dtype`: the dtype that the logits are cast to right after the projection, if the model
+      does that.
+    - `vocab_size`: how many logits the model keeps, if it cuts off those of padding rows. All rows
+      stay in the weight.
+    - `state_size`: the width of what enters the norm, if a projection inside makes it differ.
     """
 
     @classmethod
@@ -53,10 +54,10 @@ class LMHead(Projection):
     def from_pretrained(cls, model: str | Path, progress: Progress = silent) -> "LMHead":
         """Read the head, and nothing else, of a folder, `.gguf` file, built-in name or hub id.
 
-        A folder may also be one that `save_pretrained` wrote, with a head alone.
+        The folder may also be one that `save_pretrained` wrote, with only a head.
 
-        The tensors are memory-mapped where their dtype is the one the model is to have; they do
-        not require gradients until `requires_grad_()` is called.
+        The tensors are memory-mapped if they are stored in the dtype that the model is to have;
+        they do not require gradients until `requires_grad_()` is called.
         """
         if not isinstance(model, str | Path):
             raise BadInput(
@@ -70,7 +71,7 @@ class LMHead(Projection):
         return head
 
     def save_pretrained(self, folder: str | Path, *, force: bool = False) -> None:
-        """Write the head alone to a folder, for `LMHead.from_pretrained`.
+        """Write just the head to a folder, for `LMHead.from_pretrained`.
 
         `force` replaces a folder that was written so before.
         """

@@ -18,9 +18,9 @@ from lmhead.head.answers import each
 
 @dataclass(frozen=True)
 class Edit:
-    """The ids `[n]` that are touched, each once, and what becomes of their logits, float64 `[n]`.
+    """The ids `[n]` whose logits change, each once, and their new logits, float64 `[n]`.
 
-    Edits are done one after the other with `then`; -inf forbids a token.
+    Chain edits with `then`; -inf forbids a token.
     """
 
     ids: Tensor
@@ -68,7 +68,7 @@ class Edit:
         return Edit(ids, both)
 
     def apply(self, y: Tensor) -> Tensor:
-        """Give what becomes of the logits y `[n]` of the touched ids, float64."""
+        """Return the new logits of the touched ids, given the old ones y `[n]`, in float64."""
         new = self.change(y.double())
         if not isinstance(new, Tensor) or new.shape != self.ids.shape:
             got = list(new.shape) if isinstance(new, Tensor) else type(new).__name__
@@ -115,7 +115,9 @@ def _ids(ids: Iterable[int]) -> Tensor:
         whole = [index(i) for i in given if not isinstance(i, bool)]
         found = torch.tensor(list(dict.fromkeys(whole)), dtype=torch.int64)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise BadInput(f"an edit got what is no id ({error}); expected whole numbers") from error
+        raise BadInput(
+            f"an edit got something that is not an id ({error}); expected whole numbers"
+        ) from error
     if isinstance(given, list) and len(whole) != len(given):
-        raise BadInput("an edit got truth values as ids; expected whole numbers")
+        raise BadInput("an edit got booleans as ids; expected whole numbers")
     return found

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lmhead.errors import BadCheckpoint, BadInput
 from lmhead.head.answers import check_k
 from lmhead.head.base import Head, check_ids, check_shape
-from lmhead.head.own import OwnTensors
+from lmhead.head.own_tensors import OwnTensors
 from lmhead.head.steps import Scale
 from lmhead.loss import linear_cross_entropy
 

@@ -1,8 +1,8 @@
-"""A head alone on disk: `head.safetensors` and `head.json`, in a folder of its own.
+"""A head by itself on disk: `head.safetensors` and `head.json`, in their own folder.
 
-The JSON file holds what is no tensor: scale, softcap, sizes, and how the norm is built. A norm is
-any module of torch, transformers or ours that is made of plain settings, parameters and other such
-modules; it is put together again without running its constructor, so that it computes the same
+The JSON file holds everything that is not a tensor: scale, softcap, sizes, and how the norm is
+built. A norm is any module of torch, transformers or lmhead made of plain settings, parameters and
+other such modules; it is rebuilt without running its constructor, so that it computes the same
 bits. Nothing is pickled.
 """
 
@@ -122,7 +122,7 @@ def _built(about: dict[str, Any], path: str, tensors: dict[str, Tensor]) -> nn.M
     kind = _class(about["module"], about["class"])
     if not about["module"].startswith(_ROOMS) or not issubclass(kind, nn.Module):
         raise ValueError(
-            f"{about['module']}.{about['class']} is no module of torch or transformers"
+            f"{about['module']}.{about['class']} is not a module of torch or transformers"
         )
     module: nn.Module = kind.__new__(kind)
     nn.Module.__init__(module)
@@ -134,7 +134,7 @@ def _built(about: dict[str, Any], path: str, tensors: dict[str, Tensor]) -> nn.M
         module.add_module(name, part and _built(part, f"{path}.{name}", tensors))
     for name, value in about["settings"].items():
         if name.startswith("__") or name in _INNER:
-            raise ValueError(f"{name} is no setting")
+            raise ValueError(f"{name} is not a setting")
         setattr(module, name, _value(value))
     return module.eval()
 
@@ -186,5 +186,5 @@ def _name(dtype: torch.dtype) -> str:
 def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{name} is no dtype")
+        raise ValueError(f"{name} is not a dtype")
     return dtype

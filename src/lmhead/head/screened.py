@@ -51,9 +51,9 @@ Logits = TypeVar("Logits", np.float32, np.float64)
 class ScreenedHead(Head):
     """The answers of a dense head, from an int8 copy and a few exact rows.
 
-    `dense` stays in use: its weight is read where a row is scored exactly. `kernels` is numba's
-    compiled loops where the extra `fast` is installed, else torch; `path` is the file that the copy
-    is mapped from, if it is.
+    `dense` stays in use: its weight is read when a row is scored exactly. `kernels` is numba's
+    compiled loops if numba is available, otherwise torch; `path` is the file that the copy is
+    mapped from, if any.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class ScreenedHead(Head):
         kernels: Kernels = "auto",
         progress: Progress = silent,
     ) -> "ScreenedHead":
-        """Map the head's int8 copy where there is one, else make it.
+        """Map the head's int8 copy if there is one, otherwise make it.
 
-        The copy is looked for in `folder` (the model's) and in the cache. `save` keeps a new one in
-        the folder, or in the cache where the folder cannot be written; `rebuild` makes it anew.
+        The copy is looked for in `folder` (the model's) and in the cache. `save` stores a new one
+        in the folder, or in the cache if the folder is not writable; `rebuild` makes it again.
         """
         check_head(head)
         paths = screen_paths(folder, head.sha256) if save or folder is not None else []
@@ -131,7 +131,7 @@ class ScreenedHead(Head):
 
     @property
     def compiled(self) -> bool:
-        """Whether numba's loops are at work."""
+        """Whether numba's compiled loops are used."""
         return self._compiled
 
     @property
@@ -140,7 +140,7 @@ class ScreenedHead(Head):
         return self.dense.sha256
 
     def __call__(self, h: Tensor, *, from_block: bool = False) -> Tensor:
-        """Score every token: the dense head does, for it takes all the weights."""
+        """Score every token, with the dense head, since this needs all the weights."""
         return self.dense(h, from_block=from_block)  # type: ignore[no-any-return]
 
     def topk(
@@ -185,8 +185,9 @@ class ScreenedHead(Head):
         """Draw the next token: ids `[...]`.
 
         Edits first, then temperature (0 is greedy), top_n_sigma, top_k, top_p, min_p. One generator
-        for all states, or one for each. Every law is the exact one; where the screen does not
-        decide on a token with one row in four scored, all rows are, and a fall-back is counted.
+        for all states, or one for each. Every distribution is the exact one; if the screen cannot
+        decide on a token after scoring one row in four, all rows are scored and a fall-back is
+        counted.
         """
         V = self._limit(limit)
         check_draw(temperature, top_k, top_p, min_p, top_n_sigma, V)
@@ -261,7 +262,7 @@ class ScreenedHead(Head):
         """Score just these tokens, logits `[..., n]`, in float64 and rounded once to float32.
 
         These are the numbers that `topk` gives. `ids` are `[n]`, the same for every state, or
-        `[..., n]`, own ones for each.
+        `[..., n]`, different ones for each.
         """
         states = self._states(h, from_block)
         own, shape = own_ids(ids, states, self._V)

@@ -31,7 +31,7 @@ from lmhead.head.dense import LMHead
 from lmhead.head.edits import Edits
 from lmhead.head.find.parallel import located_parallel
 from lmhead.head.find.pretrained import read_rows
-from lmhead.head.own import OwnTensors
+from lmhead.head.own_tensors import OwnTensors
 from lmhead.head.sharding.drawing import (
     drawn_from_all,
     generators_of_all,
@@ -55,13 +55,13 @@ from lmhead.ranks.checkpoint import sharded_rows
 class ShardedHead(OwnTensors, Head):
     """The answers of a head whose rows are split over ranks.
 
-    `local` holds this rank's rows, in the order of the ranks, any number each. `group` is a process
-    group, a `DeviceMesh` of one dimension, a pair (mesh, dimension), or None for all ranks there
-    are. `vocab_size` cuts off padding rows at the end. `screened` lets each rank read an int8 copy
-    of its rows where that is enough: for the best tokens and draws from them.
+    `local` holds this rank's rows, in the order of the ranks, any number of them. `group` is a
+    process group, a one-dimensional `DeviceMesh`, a pair (mesh, dimension), or None for all ranks.
+    `vocab_size` cuts off padding rows at the end. `screened` lets each rank read an int8 copy of
+    its rows where that is enough: for the best tokens and draws from them.
 
-    `timeout` is how many seconds a rank that is alive may keep the others waiting. One that is gone
-    or frozen is named sooner, by `LostRank`: see docs/scaling.md.
+    `timeout` is how many seconds a rank that is alive may keep the others waiting. `LostRank`
+    reports a dead or frozen rank sooner; see docs/scaling.md.
     """
 
     def __init__(
@@ -75,7 +75,9 @@ class ShardedHead(OwnTensors, Head):
     ) -> None:
         super().__init__()
         if not isinstance(local, LMHead):
-            raise BadInput(f"the head is a {type(local).__name__}; expected an LMHead of own rows")
+            raise BadInput(
+                f"the head is a {type(local).__name__}; expected an LMHead with this rank's rows"
+            )
         if local.vocab_size != len(local.weight):
             raise BadInput(
                 f"the local head keeps {local.vocab_size:,} of its {len(local.weight):,} rows; "
@@ -102,7 +104,7 @@ class ShardedHead(OwnTensors, Head):
     ) -> "ShardedHead":
         """Take this rank's rows of a whole head, as a view of its weight.
 
-        `counts` says how many rows each rank gets; even blocks if not given.
+        `counts` says how many rows each rank gets; equal blocks by default.
         """
         ranks = ranks_of(group)
         mine = chosen(len(head.weight), counts, ranks)
@@ -168,7 +170,7 @@ class ShardedHead(OwnTensors, Head):
         return self._digest[1]
 
     def checkpoint(self) -> dict[str, Any]:
-        """Give weight and bias for `save_checkpoint`, or for `load_checkpoint` to fill in place."""
+        """Return weight and bias, for `save_checkpoint` or to be filled by `load_checkpoint`."""
         parts = {"weight": self.local.weight, "bias": self.local.bias}
         return {
             name: sharded_rows(part.detach(), self.rows.counts, self.ranks)
@@ -288,8 +290,8 @@ class ShardedHead(OwnTensors, Head):
     ) -> Tensor:
         """Draw the next token: ids `[...]`, the same on all ranks.
 
-        Every rank brings generators in the same state (the same seed); without any they agree on
-        one. The same seed gives the same token on any number of ranks, `LMHead` included.
+        Every rank must pass generators in the same state (the same seed); without any, the ranks
+        agree on one. The same seed gives the same token on any number of ranks, and with `LMHead`.
         """
         V = self._limit(limit)
         check_draw(temperature, top_k, top_p, min_p, top_n_sigma, V)

@@ -18,7 +18,7 @@ from lmhead.errors import BadInput
 from lmhead.head.answers import TopK
 from lmhead.head.base import Head, Known, check_ids
 from lmhead.head.dense import LMHead
-from lmhead.head.own import OwnTensors
+from lmhead.head.own_tensors import OwnTensors
 from lmhead.head.projection import block_rows, taken_rows
 
 
@@ -78,7 +78,7 @@ class TrimmedHead(OwnTensors, Head):
                 kept = file.get_tensor("kept")
         except (OSError, SafetensorError) as error:
             raise BadInput(
-                f"{path} is no keep-set file ({error}); expected what `lmhead trim --form head` "
+                f"{path} is not a keep-set file ({error}); expected what `lmhead trim --form head` "
                 "writes"
             ) from error
         if (made_for := metadata.get("head_sha256")) != head.sha256:

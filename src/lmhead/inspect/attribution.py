@@ -75,7 +75,7 @@ class Why:
 
     @property
     def total(self) -> float:
-        """The sum of all parts: the logit, but for the last bits of float64."""
+        """The sum of all parts: the logit, up to the last bits of float64."""
         return sum(reason.value for reason in self.reasons)
 
     @property
@@ -113,16 +113,16 @@ def why(
     dtype: str | torch.dtype | None = None,
     progress: Progress = silent,
 ) -> Why:
-    """Explain a token's logit: what each part of the model added to it. The parts add up.
+    """Explain a token's logit: what each part of the model added to it. The parts add up to it.
 
-    - `token`: by its text or id; the model's own choice if none is given.
-    - `against`: a second token; what is explained then is the difference of the two logits.
-    - `position`: the place in the prompt whose next token is explained; the last one.
-    - `heads`: attention head by head.
-    - `neurons`: the block whose MLP is told neuron by neuron: the `top` highest and lowest.
+    - `token`: by its text or id; the model's own choice by default.
+    - `against`: a second token; the difference of the two logits is then explained.
+    - `position`: the position in the prompt whose next token is explained; the last by default.
+    - `heads`: split each attention into its heads.
+    - `neurons`: the block whose MLP is split into neurons: the `top` highest and lowest.
     - `tokenizer`, `device`, `dtype`: as in `load`.
 
-    A model whose blocks cannot be told apart is refused by name.
+    A model whose blocks cannot be told apart is refused, with the reason.
     """
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise BadInput(f"top is {top!r}; expected a whole number of at least 1", names=["top"])

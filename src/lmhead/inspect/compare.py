@@ -59,7 +59,7 @@ class OnText:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two heads side by side: the rows that moved, both spectra, and where their choices differ."""
+    """Two heads side by side: rows that changed, both spectra, where their choices differ."""
 
     a: str
     b: str
@@ -99,13 +99,14 @@ def compare(
     top: int = 10,
     progress: Progress = silent,
 ) -> Comparison:
-    """Compare the heads of two models: rows moved most, spectrum, and what they say on a text.
+    """Compare the heads of two models: rows that changed most, spectra, and what they say on a
+    text.
 
     - `text`: both models read it, and their next tokens are compared at every position; without it
       only the heads are read.
-    - `top`: how many rows and positions to tell.
+    - `top`: how many rows and positions to report.
 
-    One may be a trim of the other: its ids are those of the original by its `lmhead_trim.json`.
+    One may be a trim of the other: its ids are mapped to the original's through `lmhead_trim.json`.
     """
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise BadInput(f"top is {top!r}; expected a whole number of at least 1", names=["top"])
@@ -212,8 +213,8 @@ def _on_text(
     if read[0] != read[1]:
         raise BadInput(
             f"{models[0].name} reads the text as {len(ids[0])} tokens and {models[1].name} as "
-            f"{len(ids[1])} other ones; expected a text that both read alike (a trim reads only "
-            "what it kept as before)",
+            f"{len(ids[1])} different ones; expected a text that both read as the same tokens (a "
+            "trimmed model does so only with tokens that it kept)",
             names=["text"],
         )
     states = []

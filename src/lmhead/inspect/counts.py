@@ -106,7 +106,8 @@ def inspect_model(
 ) -> HeadReport:
     """Report on MODEL: a folder, a `.gguf` file, a built-in or well-known name, or a hub id.
 
-    `batch` and `sequence` say which logits `[batch, sequence, V]` the memory is stated for.
+    `batch` and `sequence` set the shape of the logits, `[batch, sequence, V]`, whose memory is
+    given.
     """
     for name, value in (("batch", batch), ("sequence", sequence)):
         if type(value) is not int or not 1 <= value <= limits.COUNT:

@@ -65,7 +65,7 @@ def _step(step: nn.Module, x: Tensor, rows: Tensor, who: str) -> tuple[Tensor, T
         if _close(s * shape, y - b):
             return s * g * out(rows), y
     raise UnsupportedModel(
-        f"{type(step).__name__} in {who} is neither a norm nor linear, so that what enters it "
+        f"{type(step).__name__} in {who} is neither a norm nor linear, so the parts that enter it "
         "cannot be told apart; expected a LayerNorm or an RMSNorm"
     )
 

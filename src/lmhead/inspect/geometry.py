@@ -115,11 +115,11 @@ def geometry(
 ) -> Geometry:
     """Describe the rows of a head; only its tensors are read, in chunks.
 
-    - `near`: a token, by its text or id; the rows that point most nearly the same way are told.
-    - `vector`: `[d]`, something added to h; the tokens that it raises and lowers most are told.
+    - `near`: a token, by its text or id; the rows closest to it in direction are listed.
+    - `vector`: `[d]`, something added to h; the tokens that it raises and lowers most are listed.
       `from_block=True` adds it before the final norm: its direct effect is that of the vector
       times the norm's own weight, up to one factor, which is left out.
-    - `top`: how many rows every list holds.
+    - `top`: how many rows each list has.
     """
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise BadInput(f"top is {top!r}; expected a whole number of at least 1", names=["top"])

@@ -117,12 +117,12 @@ def lens(
     """Show what the head would say after every block, at every position of a prompt.
 
     - `token`: a token to follow, by its text or id: its rank and probability in every cell.
-    - `top`: how many of the best tokens every cell keeps.
-    - `last`: only the last positions, so many.
+    - `top`: how many of the best tokens to keep in every cell.
+    - `last`: only this many of the last positions.
     - `tokenizer`, `device`, `dtype`: as in `load`.
 
-    Rows of the head that no token belongs to take no part. A model whose blocks cannot be looked
-    into is refused by name.
+    Rows of the head without a token are ignored. A model whose blocks cannot be examined is
+    refused, with the reason.
     """
     for name, value in (("top", top), ("last", 1 if last is None else last)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -170,7 +170,9 @@ def looked(
 def _run(model: Model, ids: list[int]) -> tuple[list[Tensor], Tensor]:
     """Run the model; return what enters the first block and leaves each, and its own logits."""
     if not isinstance(model.body, TorchBody):
-        raise UnsupportedModel("this engine runs its blocks as one; load the model with torch")
+        raise UnsupportedModel(
+            "this engine runs all blocks as one graph; load the model with body='torch'"
+        )
     net = model.body.model
     try:
         blocks = blocks_of(net)
@@ -195,8 +197,8 @@ def _run(model: Model, ids: list[int]) -> tuple[list[Tensor], Tensor]:
         out = net(input_ids=torch.tensor([ids], device=model.body.device), use_cache=False)
     if len(caught) != len(blocks) + 1:
         raise UnsupportedModel(
-            f"{type(net).__name__} does not run the {len(blocks)} blocks that were found once each "
-            f"({max(0, len(caught) - 1)} runs); the lens needs a model that does"
+            f"{type(net).__name__} does not run each of the {len(blocks)} blocks that were found "
+            f"exactly once ({max(0, len(caught) - 1)} runs); the lens needs a model that does"
         )
     return caught, out.logits
 

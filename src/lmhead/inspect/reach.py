@@ -166,7 +166,7 @@ def _value_at(path: Path, data: bytes) -> Any:
 def _by_id(path: Path, texts: Collection[Any], ids: Collection[Any]) -> dict[int, str]:
     """Return id -> token, and check that they are that."""
     if not (set(map(type, ids)) <= {int} and set(map(type, texts)) <= {str}):
-        raise BadCheckpoint(f"{path} gives tokens ids that are no integers; fetch it again")
+        raise BadCheckpoint(f"{path} gives tokens ids that are not integers; fetch it again")
     if ids and not -limits.ELEMENTS < min(ids) <= max(ids) < limits.ELEMENTS:
         raise BadCheckpoint(f"{path} gives a token an id beyond all bounds; fetch it again")
     return dict(zip(ids, texts, strict=True))

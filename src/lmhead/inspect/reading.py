@@ -58,7 +58,7 @@ class Reading:
     perplexity: float | None  # None: there is no token to tell of
 
     def surprises(self) -> list[int]:
-        """Return the places of the tokens, the least probable first."""
+        """Return the positions of the tokens, the least probable first."""
         scored = [i for i, token in enumerate(self.tokens) if token.logprob is not None]
         return sorted(scored, key=lambda i: self.tokens[i].logprob or 0.0)
 
@@ -109,13 +109,13 @@ def read(
 ) -> Reading:
     """Read a text (or its ids): every token's log-probability, rank and entropy.
 
-    - `top`: how many tokens to tell of what the model expected; 0 for none.
+    - `top`: how many of the tokens that the model expected to report; 0 for none.
     - `stride`: read a text beyond the model's context in windows, each `stride` tokens further on;
       every token is read once, with at least context - stride tokens before it.
     - `tokenizer`, `device`, `dtype`, `body`: as in `load`.
 
-    The first token has no numbers unless the tokenizer puts one before it. Rows of the head that no
-    token belongs to take no part.
+    The first token has no numbers unless the tokenizer adds one before it. Rows of the head without
+    a token are ignored.
     """
     for name, value, least in (("top", top, 0), ("stride", 1 if stride is None else stride, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -162,7 +162,7 @@ def _encoded(model: Model, given: Prompt) -> tuple[str, list[int], int]:
     if not bare:
         raise BadInput("the text holds no token; expected text that the tokenizer knows")
     model.check_ids([min(bare), max(bare)])
-    return given, ids[: at + n], n  # the token that ends a text is no part of it
+    return given, ids[: at + n], n  # the token that ends a text is not a part of it
 
 
 def _windows(model: Model, T: int, stride: int | None) -> Iterator[tuple[int, int, int]]:

@@ -71,7 +71,7 @@ def parameter_shapes(config: Config, where: str) -> dict[str, Shape]:
 
 
 def _check_sizes(config: Config, where: str) -> None:
-    """Refuse a size that is no count before anything is multiplied by it: a list would grow."""
+    """Refuse a size that is not a count before anything is multiplied by it: a list would grow."""
     for key in _SIZES:
         value = config.get(key)
         if value is not None and (type(value) is not int or not 0 <= value <= limits.WIDTH):

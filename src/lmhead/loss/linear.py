@@ -49,7 +49,7 @@ def linear_cross_entropy(
     group: Group = None,
     sequence_parallel: bool = False,
 ) -> Tensor:
-    """Give the cross-entropy of `targets` under the head, as if the logits had been computed.
+    """Return the cross-entropy of `targets` under the head, as if the logits had been computed.
 
     >>> h, weight, targets = torch.randn(4, 8), torch.randn(100, 8), torch.tensor([1, 2, 3, 4])
     >>> dense = torch.nn.functional.cross_entropy(h @ weight.T, targets)
@@ -58,13 +58,13 @@ def linear_cross_entropy(
 
     The same loss and gradients as `F.cross_entropy(scale * (h @ weight.T + bias), targets)`, with
     memory for `chunk` rows of logits instead of all. A tensor that requires no gradient costs
-    nothing: no buffer, no product. Sums are taken in float32 also for bfloat16 tensors and under
-    autocast (float64 for float64 tensors), and that is the type of the loss.
+    nothing: no buffer, no product. Sums are accumulated in float32 even for bfloat16 tensors and
+    under autocast (float64 for float64 tensors), and that is the dtype of the loss.
 
     Like `F.cross_entropy`, "mean" divides by the number of targets that are not `ignore_index`,
     and gives nan, with gradients of zero, where every target is ignored. The gradients are computed
     in the forward pass, except for "none", where the backward pass computes the logits once more.
-    There is no second derivative.
+    Second derivatives are not supported.
 
     Args:
         h: hidden states entering the head, [..., d].

@@ -53,7 +53,7 @@ def check_conversation(messages: Any) -> None:
         if lacking := [key for key in ("role", "content") if key not in message]:
             raise BadInput(f"{which} has no {lacking[0]}; expected a role and a content")
         if more := [key for key in message if key not in ("role", "content")]:
-            raise BadInput(f"{which} has {_shown(more[0])}; expected a role and a content alone")
+            raise BadInput(f"{which} has {_shown(more[0])}; expected only a role and a content")
         role, content = message["role"], message["content"]
         if role not in ROLES:
             raise BadInput(f"{which} has the role {_shown(role)}; expected {', '.join(ROLES)}")
@@ -65,8 +65,8 @@ def check_conversation(messages: Any) -> None:
             raise BadInput(f"{which} has the role system; expected it in the first message only")
     if messages[-1]["role"] != "user":
         raise BadInput(
-            f"the conversation ends with a message of the {messages[-1]['role']}; expected one of "
-            "the user, which the model answers"
+            f"the conversation ends with a message from the {messages[-1]['role']}; expected one "
+            "from the user, for the model to answer"
         )
 
 

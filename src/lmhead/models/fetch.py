@@ -159,7 +159,7 @@ def _refuse_terms(model: BuiltIn, accepted: bool) -> None:
     here = (folder_of(model.name) / model.gguf).is_file()  # they were accepted then
     if model.terms and not accepted and not here:
         raise BadInput(
-            f"{model.name} comes under the {model.licence}, which must be accepted first: "
+            f"{model.name} is under the {model.licence}, which you must accept first: "
             f"{model.terms} To accept: lmhead pull {model.name} --accept-terms"
         )
 

@@ -185,7 +185,7 @@ def _array(file: GGUFFile, key: str, kind: type) -> Sequence[Any]:
     values = file.metadata.get(f"tokenizer.ggml.{key}", ())
     if not isinstance(values, GGUFArray | tuple) or (values and not isinstance(values[0], kind)):
         raise BadCheckpoint(
-            f"{file.path}: tokenizer.ggml.{key} is no array of {kind.__name__}; fetch it again"
+            f"{file.path}: tokenizer.ggml.{key} is not an array of {kind.__name__}; fetch it again"
         )
     return values[:]
 
@@ -219,7 +219,8 @@ def _byte_level(vocabulary: _Vocabulary) -> "tuple[Tokenizer, bool]":
         rule_name = "gpt-2"  # files older than the key, of the model that the rule is named after
     if not isinstance(rule_name, str) or rule_name not in _WORD_RULES:
         raise UnsupportedModel(
-            f"{vocabulary.file.path} cuts text into words by the rule {rule_name!r}; expected one "
+            f"{vocabulary.file.path} splits text into words by the rule {rule_name!r}; expected "
+            "one "
             f"of {', '.join(_WORD_RULES)}: take the original model folder instead"
         )
     rule = _WORD_RULES[rule_name]
@@ -333,8 +334,9 @@ def _set_template(built: GGUFTokenizer) -> None:
     names = sorted({*before, *after})
     if any(":" in name or name.startswith("$") for name in names):
         raise UnsupportedModel(
-            f"the tokens around every text, {' and '.join(names)}, have a sign that templates of "
-            "the tokenizers library give a meaning (':' or '$'); take the original model folder"
+            f"the tokens around every text, {' and '.join(names)}, contain a character with a "
+            "special meaning in templates of the tokenizers library (':' or '$'); use the original "
+            "model folder"
         )
     built.tokenizer.post_processor = TemplateProcessing(
         single=single,

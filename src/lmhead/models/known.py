@@ -332,7 +332,7 @@ def known_config(name: str) -> Config:
 
         hint = suggestion(name, [*KNOWN, *_ALIASES]) or f"known are {', '.join(known_names())}"
         raise ModelNotFound(
-            f"{name!r} is no folder, no .gguf file and no known model; {hint}"
+            f"{name!r} is not a folder, a .gguf file or a known model; {hint}"
         ) from None
 
 

@@ -62,16 +62,16 @@ def render(
             finally:
                 sys.settrace(before)
     except _TooLongError:
-        raise _bad(name, f"goes on and on: it was stopped after {SECONDS:g} s") from None
+        raise _bad(name, f"does not finish: it was stopped after {SECONDS:g} s") from None
     except RecursionError:
         raise _bad(name, "does not end") from None
     except MemoryError:
         raise _bad(name, f"takes more than {BYTES // 2**20:,} MB") from None
     except Exception as error:  # of jinja, or of whatever the template tries
         raise BadInput(
-            f"the chat template of {name} does not take this conversation ({first_line(error)}); "
-            "many take a system message only at the start or not at all, then user and assistant "
-            "in turn"
+            f"the chat template of {name} rejects this conversation ({first_line(error)}); many "
+            "accept a system message only at the start or not at all, then messages of user and "
+            "assistant in turn"
         ) from error
     return str(text)
 

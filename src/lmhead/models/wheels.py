@@ -167,7 +167,7 @@ def _watch(pip: "subprocess.Popen[bytes]", folder: Path, wheel: Wheel, advance: 
             return
         if now - grown > STALLED or now - started > LONGEST:
             raise FetchError(
-                f"pip has sent nothing of {wheel.package}=={wheel.version} for "
+                f"pip has received nothing of {wheel.package}=={wheel.version} for "
                 f"{now - grown:.0f} s; check the network, then run it again"
             )
         if (done := min(there, wheel.nbytes)) > shown:

@@ -120,7 +120,7 @@ class Call:
         return scores.scatter_(1, ids, low.masked_fill(~stay, -torch.inf))[:, :V]
 
     def _changed(self, input_ids: Tensor, ids: Tensor, logits: Tensor) -> Tensor:
-        """Do to logits `[B, n]` of ids what the processors before the cuts do; V is no id."""
+        """Do to logits `[B, n]` of ids what the processors before the cuts do; V is not an id."""
         V = self.ready.vocab_size
         if self.asked.changes:
             scores = logits.new_full((len(ids), V + 1), -torch.inf).scatter_(1, ids, logits)[:, :V]

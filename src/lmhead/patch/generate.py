@@ -72,17 +72,17 @@ class GeneratePath:
 
 
 def patch_generate(model: M, screen: Choice = "auto", rounding: Rounding = "as-model") -> M:
-    """Let `model.generate` read the screened head wherever that gives the same tokens.
+    """Make `model.generate` use the screened head wherever that gives the same tokens.
 
-    Greedy or sampled, a seed gives the tokens that it gave before. `pipeline` and streamers are
-    served likewise. `explain_generate(model, **settings)` tells which path a call takes, and
-    `model.lmhead_stats` counts them. `screen="auto"` stays dense where numba's compiled loops are
-    missing; "always" does not. Returns the model.
+    Greedy or sampled, a seed gives the same tokens as before. `pipeline` and streamers work too.
+    `explain_generate(model, **settings)` says which path a call takes, and `model.lmhead_stats`
+    counts them. `screen="auto"` stays dense if numba's compiled loops are missing; "always" does
+    not. Returns the model.
 
-    `rounding="as-model"` repeats the roundings of the model's own logits, to bfloat16 say, equal
-    ones in the order of their ids; where they cannot be told, the dense layer is asked.
-    `rounding="exact"` goes by the exact scores of the stored weights: tokens that the model's
-    rounding makes equal, or swaps, are told apart.
+    `rounding="as-model"` repeats the rounding of the model's own logits, to bfloat16 for example,
+    with equal ones ordered by id; if the rounding is uncertain, the dense layer decides.
+    `rounding="exact"` uses the exact scores of the stored weights, which distinguish tokens that
+    the model's rounding makes equal or swaps.
     """
     check_choice(screen, rounding)
     from transformers import GenerationMixin

@@ -40,15 +40,15 @@ _NAME = "_lmhead_loss_patch"
 
 
 def patch_loss(model: M, *, eval_logits: bool = True) -> M:
-    """Let a transformers causal model compute its loss without ever holding the logits.
+    """Make a transformers causal model compute its loss without ever holding the logits.
 
     A training script or `Trainer` stays as it is: `model(input_ids, labels=labels).loss` is the
     same loss with the same gradients. What changes is `.logits` of such a call, which then has no
     row, [B, 0, V]. Calls without labels, and so `generate`, are not touched.
 
-    With gradients switched off, as in an evaluation, the model still computes its logits, because
-    metrics read them; `eval_logits=False` saves their memory there as well. Patching again only
-    changes that choice. Returns the model.
+    With gradients off, as in an evaluation, the model still computes its logits, because metrics
+    read them; `eval_logits=False` saves that memory too. Patching again only changes that choice.
+    Returns the model.
 
     Of a tensor-parallel model, whose head is split over ranks (transformers' `tp_plan`), each rank
     computes the loss over its own rows; the ranks exchange four numbers for each token.

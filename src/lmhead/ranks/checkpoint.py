@@ -60,7 +60,8 @@ def save_checkpoint(
 def load_checkpoint(state: dict[str, Any], folder: str | Path, group: Group = None) -> None:
     """Fill a state from a folder of `save_checkpoint`, in place; each rank reads what it needs.
 
-    Values that are no tensors may be numbers, texts, lists and dictionaries: no code of them runs.
+    Values that are not tensors may be numbers, texts, lists and dictionaries: no code from them
+    runs.
     """
     ranks = ranks_of(group)
     from torch.distributed.checkpoint.state_dict_loader import load

@@ -1,6 +1,6 @@
 """Reads a folder of torch.distributed.checkpoint without running anything that is in it.
 
-That library pickles: its list of what is where, and every value that is no tensor. A pickle names
+That library pickles its list of what is where and every value that is not a tensor. A pickle names
 functions and calls them, so a folder that somebody else wrote could run anything. Here the list may
 be made of the library's own records alone, and values of what `torch.load` takes for weights:
 tensors, numbers, texts, lists and dictionaries of them.
@@ -66,7 +66,7 @@ class Planner(DefaultLoadPlanner):
     """The library's own planner, with values that are read safely."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Put a value that is no tensor to its place in the state."""
+        """Put a value that is not a tensor to its place in the state."""
         found = torch.load(value, weights_only=True)
         name = read_item.dest_index.fqn
         if self.flatten_state_dict:
@@ -81,4 +81,4 @@ class _Records(pickle.Unpickler):  # what it may call is listed above
             return super().find_class(module, name)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
-        raise pickle.UnpicklingError(f"{METADATA} names {module}.{name}, which is no part of it")
+        raise pickle.UnpicklingError(f"{METADATA} names {module}.{name}, which is not a part of it")

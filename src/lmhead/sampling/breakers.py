@@ -24,7 +24,9 @@ def breakers_of(tokenizer: Any, texts: Sequence[str]) -> Breakers:
     """
     backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(backend, "decode_batch"):
-        raise BadInput(f"{type(tokenizer).__name__} is no fast tokenizer; DRY's breakers need one")
+        raise BadInput(
+            f"{type(tokenizer).__name__} is not a fast tokenizer; DRY's breakers need one"
+        )
     found: dict[int, set[tuple[int, ...]]] = defaultdict(set)
     for token, piece in enumerate(_pieces(backend)):
         for text in texts:

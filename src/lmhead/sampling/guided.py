@@ -72,7 +72,7 @@ class GuideState:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise BadInput(f"the grammar cannot go on: {_one_line(self._matcher.get_error())}")
+            raise BadInput(f"the grammar cannot continue: {_one_line(self._matcher.get_error())}")
 
 
 class Guide:
@@ -204,7 +204,7 @@ def _bounded(name: str, value: Any) -> str:
         )
     if not is_unicode(value):
         raise BadInput(
-            f"{name} holds half of a surrogate pair, which is no character", names=[name]
+            f"{name} holds half of a surrogate pair, which is not a character", names=[name]
         )
     return value
 
@@ -253,7 +253,7 @@ def _wrapped(tokenizer: Any, stop_ids: tuple[int, ...]) -> Any:
         return _from_file(str(tokenizer), stop_ids)
     if not hasattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "to_str"):
         raise BadInput(
-            f"{type(tokenizer).__name__} is no fast tokenizer; expected one of transformers or "
+            f"{type(tokenizer).__name__} is not a fast tokenizer; expected one of transformers or "
             f"of tokenizers, or the path of a tokenizer.json"
         )
     known = _WRAPPED.setdefault(tokenizer, {})
@@ -269,7 +269,7 @@ def _from_file(path: str, stop_ids: tuple[int, ...]) -> Any:
     try:
         return _wrap(tokenizers.Tokenizer.from_file(path), stop_ids)
     except Exception as error:  # tokenizers raises bare Exception
-        raise BadInput(f"{path} is no tokenizer.json: {_one_line(str(error))}") from error
+        raise BadInput(f"{path} is not a tokenizer.json: {_one_line(str(error))}") from error
 
 
 def _wrap(tokenizer: Any, stop_ids: tuple[int, ...]) -> Any:

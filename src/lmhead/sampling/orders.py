@@ -108,7 +108,7 @@ def resolve_order(order: str | Sequence[str], params: SamplingParams) -> tuple[s
     for name in names:
         if name not in FILTERS:
             raise BadInput(
-                f"order holds {name!r}, which is no filter; {nearest(str(name), FILTERS)}",
+                f"order holds {name!r}, which is not a filter; {nearest(str(name), FILTERS)}",
                 names=["order"],
             )
         if names.count(name) > 1:

@@ -229,7 +229,8 @@ class SamplingParams:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Make the parameters of a JSON object; an unknown name is an error that lists the names.
+        """Make parameters from a JSON object; an unknown name is an error that lists the known
+        ones.
 
         >>> SamplingParams.from_dict({"top_k": 50}).top_k
         50
@@ -242,11 +243,12 @@ class SamplingParams:
 
     @classmethod
     def asked(cls, controls: Mapping[str, Any]) -> Self:
-        """Make the parameters of the controls that a caller gave: greedy unless one of them draws.
+        """Make parameters from the controls that a caller gave: greedy unless one calls for
+        sampling.
 
-        Only a control that asks for randomness (`RANDOM`) makes it a draw, at temperature 1 if
-        temperature is not among them. A ban, a bias, a penalty, a grammar or a seed does not, and
-        neither does a control at the value that switches it off.
+        Only a control that implies randomness (`RANDOM`) turns sampling on, at temperature 1 if
+        temperature is not among them. A ban, bias, penalty, grammar or seed does not, and neither
+        does a control at its off value.
 
         >>> SamplingParams.asked({"banned_ids": [7]}).temperature
         0.0
@@ -261,7 +263,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the best token that is left is taken, and nothing drawn."""
+        """Whether the best remaining token is taken instead of a random draw."""
         return self.temperature < GREEDY_BELOW and self.dynatemp_range == 0
 
     @property
@@ -270,13 +272,13 @@ class SamplingParams:
         return not self.greedy or self.xtc_probability > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Give every field as JSON-safe data; `from_dict` reads it."""
+        """Return every field as JSON-safe data; `from_dict` reads it."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values["logit_bias"] = {str(i): b for i, b in self.logit_bias.items()}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
     def active(self) -> tuple[str, ...]:
-        """Name the filters that are switched on."""
+        """Return the names of the filters that are switched on."""
         return tuple(
             name
             for name, fields in FILTERS.items()

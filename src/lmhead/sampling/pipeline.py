@@ -60,7 +60,8 @@ class Sampler:
         vocab_size: int | None = None,
         tokenizer: Any = None,
     ) -> "Sampler":
-        """Put the filters that params switch on into an order: `hf`, `vllm`, `llama.cpp` or a list.
+        """Arrange the filters that params switch on in an order: `hf`, `vllm`, `llama.cpp` or a
+        list.
 
         tokenizer is needed for json_schema, regex, grammar, and for DRY's sequence breakers.
         """
@@ -74,7 +75,7 @@ class Sampler:
         return tuple(f.name for f in self.filters)
 
     def touched(self, seq: SequenceState, V: int) -> Tensor:
-        """Give the ids below V, ascending, whose logits the filters with `touches` may change."""
+        """Return the ids below V, ascending, whose logits the filters with `touches` may change."""
         ids = {i for f in self.filters if f.touches for i in f.touches(seq).tolist() if i < V}
         return torch.tensor(sorted(ids), dtype=torch.int64)
 
@@ -83,7 +84,7 @@ class Sampler:
     ) -> SequenceState:
         """Begin a sequence. seed defaults to the parameters' seed.
 
-        index tells apart several sequences of one seed: each gets a generator of its own.
+        index distinguishes several sequences with one seed: each gets its own generator.
         """
         return SequenceState(
             prompt_ids,
@@ -93,7 +94,7 @@ class Sampler:
         )
 
     def complete(self, ids: Sequence[int]) -> bool:
-        """Tell whether the drawn `ids` say all that the grammar asks for; true without one."""
+        """Return whether the drawn `ids` satisfy the grammar completely; true without one."""
         return self.guide is None or self.guide.satisfied_by(ids)
 
     def process(
@@ -101,7 +102,7 @@ class Sampler:
     ) -> Candidates:
         """Run the filters on logits `[B, V]` and return what is left to draw from.
 
-        Instead of logits, the candidates that a head has already screened will do.
+        Instead of logits, it also accepts candidates that a head has already selected.
         """
         c = self._candidates(logits)
         seqs = self._sequences(c, seqs)
@@ -112,7 +113,7 @@ class Sampler:
         return c
 
     def probs(self, logits: Tensor, seqs: Sequence[SequenceState] | None = None) -> Tensor:
-        """Give the probabilities that the next token is drawn from, `[B, V]`."""
+        """Return the probabilities that the next token is drawn from, `[B, V]`."""
         p = self.process(logits, seqs).probs()
         return torch.nn.functional.pad(p, (0, logits.shape[-1] - p.shape[-1]))
 
@@ -143,7 +144,7 @@ class Sampler:
         seqs: Sequence[SequenceState] | None = None,
         top: int = 10,
     ) -> list[Trace]:
-        """Tell, for each row of logits `[B, V]`, what every filter cut. Changes no sequence."""
+        """Return, for each row of logits `[B, V]`, what every filter cut. Changes no sequence."""
         seqs = self._sequences(self._candidates(logits), seqs)
         traces = []
         for row, seq in enumerate(seqs):

@@ -215,7 +215,7 @@ class Worker:
         with self._changed:
             self._check_open()
             if len(self._jobs) >= self.queue:
-                raise QueueFull(f"{len(self._jobs)} calls wait, which is all that may; try later")
+                raise QueueFull(f"{len(self._jobs)} calls are waiting already; try again later")
             self._jobs.append(job)
             self._changed.notify_all()
         answer: _T = await job.future

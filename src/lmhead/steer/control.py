@@ -31,7 +31,9 @@ def save_control_vector(
     """
     path = Path(path)
     if path.suffix != ".gguf":
-        raise BadInput(f"the control vector's file is {path.name}; expected a name in .gguf")
+        raise BadInput(
+            f"the control vector's file is {path.name}; expected a name that ends in .gguf"
+        )
     added = _by_layer([vectors] if isinstance(vectors, SteeringVector) else vectors)
     first = vectors if isinstance(vectors, SteeringVector) else vectors[0]
     if 0 in added:

@@ -148,7 +148,9 @@ class SteeringVector:
         """
         path = Path(path)
         if path.suffix != ".safetensors":
-            raise BadInput(f"the vector's file is {path.name}; expected a name in .safetensors")
+            raise BadInput(
+                f"the vector's file is {path.name}; expected a name that ends in .safetensors"
+            )
         card = json.dumps(self.to_dict(), allow_nan=False)
         write_whole(path, save({"direction": self.direction}, {"card": card}))
         return path
@@ -167,7 +169,7 @@ class SteeringVector:
         except FileNotFoundError as error:
             raise BadInput(f"there is no vector at {path}; train one, or name its file") from error
         except (OSError, ValueError, SafetensorError) as error:
-            raise BadCheckpoint(f"{path} is no safetensors file: {error}") from error
+            raise BadCheckpoint(f"{path} is not a safetensors file: {error}") from error
         if direction is None or "card" not in meta:
             raise BadCheckpoint(
                 f"{path} holds the tensors {', '.join(names) or 'none'}; expected `direction` "
@@ -181,7 +183,7 @@ class SteeringVector:
             return cls(direction, layer, alpha, card)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise BadCheckpoint(
-                f"the card of {path} cannot be read ({error}); write the vector anew"
+                f"the card of {path} cannot be read ({error}); write the vector again"
             ) from error
 
     def __repr__(self) -> str:
@@ -193,11 +195,11 @@ class SteeringVector:
 
 
 def check_alpha(alpha: float) -> None:
-    """Refuse a strength that is no number, or 0; below 0 it points the other way."""
+    """Refuse a strength that is not a number, or 0; below 0 it points the other way."""
     number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
     if not number or alpha == 0 or not math.isfinite(alpha):
         raise BadInput(
-            f"alpha is {alpha!r}; expected a number other than 0 (below 0 turns the vector round)"
+            f"alpha is {alpha!r}; expected a number other than 0 (below 0 reverses the vector)"
         )
 
 

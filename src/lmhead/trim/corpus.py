@@ -41,11 +41,11 @@ class Text:
 
 @dataclass
 class Corpus:
-    """The texts of some files and folders; iterate as often as needed.
+    """The texts in some files and folders; it can be iterated as often as needed.
 
-    `field` names what to read in a JSON line that is an object. `errors` says what to do with text
-    that is not UTF-8 and lines that are not what they should be: fail at the first, or skip and
-    count them in `skipped`.
+    `field` names the field to read in JSON lines that are objects. `errors` says what to do with
+    text that is not UTF-8 and with malformed lines: fail at the first, or skip them and count them
+    in `skipped`.
     """
 
     paths: tuple[Path, ...]
@@ -66,7 +66,7 @@ class Corpus:
 
     @property
     def files(self) -> list[Path]:
-        """All files, those of folders in the order of their names; hidden ones are left out."""
+        """All files, those in folders ordered by name; hidden ones are left out."""
         return [file for file, _ in self._found()]
 
     def text_files(self) -> list[Path]:
@@ -100,7 +100,7 @@ class Corpus:
 
     @property
     def characters(self) -> int | None:
-        """About how much text there is, None where a compressed file hides it."""
+        """About how much text there is; None if a compressed file hides it."""
         files = self.files
         if any(file.suffix.lower() in (".gz", ".zst") for file in files):
             return None
@@ -153,7 +153,7 @@ class Corpus:
                     f"{where} has no text in the field {self.field!r}; name another with --field"
                 )
             elif not is_unicode(value):
-                self._wrong(f"{where} holds half of a surrogate pair, which is no character")
+                self._wrong(f"{where} holds half of a surrogate pair, which is not a character")
             else:
                 yield from (Text(piece, where) for piece in _cut(value))
 
@@ -180,7 +180,7 @@ class Corpus:
 
     def _wrong(self, what: str) -> None:
         if self.errors == "fail":
-            raise BadInput(f"{what}; mend it, or leave such text out with --errors skip")
+            raise BadInput(f"{what}; fix it, or skip such text with --errors skip")
         self.skipped.append(what)
 
 

@@ -110,7 +110,7 @@ class Counts:
             result = cls(str(head["tokenizer"]), counts, numbers["texts"], numbers["skipped"])
         except (OSError, KeyError, ValueError, IndexError, TypeError, RecursionError) as error:
             raise BadInput(
-                f"{path} is no counts file ({error}); expected what `lmhead count` writes"
+                f"{path} is not a counts file ({error}); expected what `lmhead count` writes"
             ) from error
         if result.tokens != head["tokens"]:
             raise BadInput(
@@ -121,7 +121,7 @@ class Counts:
 
 def _number(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ValueError(f"{str(value)[:40]} is no count")
+        raise ValueError(f"{str(value)[:40]} is not a count")
     return value
 
 

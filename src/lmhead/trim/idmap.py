@@ -95,5 +95,5 @@ class TrimMap:
             return cls(tuple(kept), rows)
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(
-                f"this is no id map ({error!r}); expected the object id_map of lmhead_trim.json"
+                f"this is not an id map ({error!r}); expected the object id_map of lmhead_trim.json"
             ) from error

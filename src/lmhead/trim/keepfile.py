@@ -76,6 +76,6 @@ class KeepFile:
             return cls(ids, metadata["model"], metadata["head_sha256"])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadInput(
-                f"{path} is no keep-set file ({error}); expected what `lmhead trim --form head` "
+                f"{path} is not a keep-set file ({error}); expected what `lmhead trim --form head` "
                 "writes"
             ) from error

@@ -196,7 +196,8 @@ def read_ids(path: Path) -> set[int]:
         ids = {_id(value) for value in values}
     except (ValueError, TypeError, RecursionError) as error:
         raise BadInput(
-            f"{path} holds something that is no id ({error}); expected one id per line, or a JSON "
+            f"{path} holds something that is not an id ({error}); expected one id per line, or a "
+            "JSON "
             "list of ids"
         ) from error
     if negative := [i for i in ids if i < 0]:
@@ -221,10 +222,11 @@ def _read_tokens(path: Path, tokenizer: TokenizerJson) -> set[int]:
             try:
                 token = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise BadInput(f"{path}:{number} is no JSON string ({error})") from error
+                raise BadInput(f"{path}:{number} is not a JSON string ({error})") from error
         if token not in tokenizer.vocab:
             raise BadInput(
-                f"{path}:{number}: {token!r} is no token of {tokenizer.where}; expected tokens as "
+                f"{path}:{number}: {token!r} is not a token of {tokenizer.where}; expected tokens "
+                "as "
                 "its vocabulary spells them"
             )
         ids.add(tokenizer.vocab[token])

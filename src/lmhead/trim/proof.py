@@ -78,8 +78,8 @@ def id_map(
     made_from = "" if report is None else f" (it was made from {report.get('model')!s:.80})"
     if sum(i < original.rows for i in kept) < 2:
         raise BadInput(
-            f"{trimmed.folder} has next to no token of {original.folder}{made_from}; expected the "
-            "model that it was trimmed from, and then the trimmed one"
+            f"{trimmed.folder} shares almost no token with {original.folder}{made_from}; expected "
+            "the original model first, then the one that was trimmed from it"
         )
     ids = TrimMap(tuple(kept), original.rows)
     wrong = [

@@ -32,9 +32,9 @@ def verify_path(
 ) -> tuple[Proof, bool]:
     """Compare what a trim wrote with the model `original`.
 
-    The models run on what the proof of that trim ran on, `proof_prompts` of each kind and
-    `max_tokens` at most if given. Whether that was recorded is the second result; if not, texts of
-    the corpus are taken, or else texts of many kinds.
+    The models run on the inputs of that trim's own proof, limited to `proof_prompts` of each kind
+    and `max_tokens` if given. The second result says whether those inputs were recorded; if not,
+    texts of the corpus are used, or else texts of many kinds.
     """
     if not trimmed.exists():
         raise BadInput(f"there is no {trimmed}; expected what `lmhead trim` wrote")
@@ -57,7 +57,9 @@ def verify_path(
         return proof, recorded is not None
     target = resolve(trimmed, progress)
     if target.resolve() == folder.folder.resolve():
-        raise BadInput(f"{trimmed} is the original itself; give it first, and then the trimmed one")
+        raise BadInput(
+            f"{trimmed} is the original itself; give the original first, then the trimmed model"
+        )
     proof = verify_trim(
         folder,
         target,

@@ -21,14 +21,14 @@ LISTS = ("proof_inputs", "id_map")  # what a whole report has at its end: thousa
 class TrimRequest:
     """What to trim and what to keep.
 
-    With `coverage` the model runs over at most `positions` tokens of the corpus, and makes at most
-    `continuations` of `max_tokens` tokens of its texts; kept is its choice at every step, and that
-    share of all its probability there, averaged over the steps. None: the model is not listened to.
-    What it said is kept in the cache; with `resume` it is taken from there.
+    With `coverage`, the model runs over at most `positions` tokens of the corpus and continues at
+    most `continuations` of its texts by `max_tokens` tokens. Its top choice at every step is kept,
+    and this share of all its probability, averaged over the steps. With None the model is not run.
+    Its outputs are cached; with `resume` they are taken from the cache.
 
-    The proof runs the trimmed model on `proof_prompts` prompts, half of them cut from texts that
-    the model was not listened to on; without `run` on none. With `link`,
-    weights that do not change are hard links to the original's files instead of copies.
+    The proof runs the trimmed model on `proof_prompts` prompts, half of them from texts that played
+    no part in choosing what to keep; without `run`, on none. With `link`, weights that do not
+    change are hard links to the original's files instead of copies.
     """
 
     model: str

@@ -118,7 +118,8 @@ def _prove(
 def _passed(proof: Proof) -> Proof:
     if not proof.passed:
         raise LMHeadError(
-            f"the trimmed model is not its original, nothing was published: {proof.failures}"
+            "the trimmed model differs from the original, so nothing was published: "
+            f"{proof.failures}"
         )
     return proof
 

@@ -149,8 +149,8 @@ def spread(
             except ray.exceptions.RayError as error:
                 reason = " ".join(str(error).split())[:200]
                 raise LMHeadError(
-                    f"the Ray cluster lost a worker {RETRIES + 1} times at the same piece "
-                    f"({reason}); look at its memory, and run the command again"
+                    f"the Ray cluster lost a worker {RETRIES + 1} times on the same task "
+                    f"({reason}); check its memory, and run the command again"
                 ) from error
             waiting.popleft()
             yield found

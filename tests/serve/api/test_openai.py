@@ -19,7 +19,7 @@ def test_models(client) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").object == "model"
     with pytest.raises(
-        openai.NotFoundError, match="no model 'gpt-9' here; this server has 'tiny' alone"
+        openai.NotFoundError, match="no model 'gpt-9' here; this server serves only 'tiny'"
     ):
         client.models.retrieve("gpt-9")
 

@@ -79,7 +79,7 @@ def test_the_picture(tmp_path: Path) -> None:
     found = Frontier("detect", 10, "AUROC", (point("a", 0, 0.9, 2.0), point("b", 0, 0.7, 0.0)))
     draw_frontier(found, tmp_path / "f.png")
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(BadInput, match=r"name in \.png"):
+    with pytest.raises(BadInput, match=r"name that ends in \.png"):
         draw_frontier(found, tmp_path / "f.txt")
 
 

@@ -94,7 +94,7 @@ def test_truthfulqa_as_it_is(tmp_path: Path) -> None:
         ("a.csv", "prompt,true,false\na,b,b\n", "are the same"),
         ("a.jsonl", "[1]\n", "no JSON object"),
         ("a.jsonl", "{\n", "a.jsonl:1 is not JSON"),
-        ("a.txt", "x", "expected a name in .csv or .jsonl"),
+        ("a.txt", "x", "expected a name that ends in .csv or .jsonl"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, said: str) -> None:

@@ -346,7 +346,7 @@ def _verify(
         one, last = head.norm(h[..., -1:, :]).to(x.dtype), rows[..., -1:, :]
         if not same or not torch.allclose(one, last, rtol=1e-2, atol=1e-4, equal_nan=True):
             raise UnsupportedModel(
-                f"what stands between the last block and the output layer of {kind} is no norm: "
+                f"what stands between the last block and the output layer of {kind} is not a norm: "
                 f"it looks at more than one position ({type(head.norm).__name__})"
             )
 

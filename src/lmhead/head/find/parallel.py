@@ -27,7 +27,7 @@ def located_parallel(model: nn.Module, make: type[P]) -> Located[P]:
     config = copy.deepcopy(getattr(model, "config", None))
     if config is None or not hasattr(kind, "_from_config"):
         raise UnsupportedModel(
-            f"{kind.__name__} is no model of transformers; expected one that was loaded with a "
+            f"{kind.__name__} is not a model of transformers; expected one that was loaded with a "
             "tensor parallel plan: or make a ShardedHead of the rows that are here"
         )
     if hasattr(config, "distributed_config"):

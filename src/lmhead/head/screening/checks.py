@@ -64,6 +64,7 @@ def check_rows(screen: Screen, head: LMHead, path: Path) -> None:
             break
     if not sound:
         raise BadCheckpoint(
-            f"{path} is damaged: it is no copy of this head's weights, whatever it says; "
+            f"{path} is damaged: it is not a copy of this head's weights, although it claims to "
+            "be; "
             "remove it and run `lmhead screen` again"
         )

@@ -80,8 +80,8 @@ def _compiled() -> ModuleType:
     except (OSError, RuntimeError) as error:
         numba.config.CACHE_DIR = ""
         raise LMHeadError(
-            "numba finds no folder in which it may keep its compiled loops; set LMHEAD_CACHE or "
-            "NUMBA_CACHE_DIR to one that can be written"
+            "numba has no writable folder for its compiled loops; set LMHEAD_CACHE or "
+            "NUMBA_CACHE_DIR to a folder that is writable"
         ) from error
 
 

@@ -87,7 +87,7 @@ def rows_of(ranks: Ranks, rows: int, width: int, vocab_size: int | None) -> Rows
             )
     total = sum(counts)
     if vocab_size is not None and not 1 <= vocab_size <= total:
-        raise BadInput(f"vocab_size is {vocab_size:,}; expected 1 to the {total:,} rows there are")
+        raise BadInput(f"vocab_size is {vocab_size:,}; expected 1 to {total:,}, the number of rows")
     return Rows(counts, ranks.rank, vocab_size or total)
 
 

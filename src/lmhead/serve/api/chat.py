@@ -90,7 +90,7 @@ def _message(message: Message) -> dict[str, str]:
         for part in content:
             if part.type != "text" or part.text is None:
                 raise Refused(
-                    400, "a message holds a part that is no text; expected text alone",
+                    400, "a message holds a part that is not a text; expected text alone",
                     param="messages",
                 )  # fmt: skip
         content = "".join(part.text or "" for part in content)

@@ -41,14 +41,18 @@ async def choices(body: ChoicesBody, http: Request) -> Json:
     server.check_model(body.model)
     texts = [text for text in body.choices if isinstance(text, str)]
     if not all(body.choices):
-        raise Refused(400, "choices holds an empty one; expected some text", param="choices")
+        raise Refused(400, "choices contains an empty text; expected some text", param="choices")
     if texts and not isinstance(body.prompt, str):
         raise Refused(
-            400, "prompt is ids, but choices are texts; expected both alike", param="choices"
+            400,
+            "prompt is ids, but choices are texts; expected both of the same kind",
+            param="choices",
         )
     if not texts and isinstance(body.prompt, str):
         raise Refused(
-            400, "prompt is a text, but choices are ids; expected both alike", param="choices"
+            400,
+            "prompt is a text, but choices are ids; expected both of the same kind",
+            param="choices",
         )
     read = await read_prompt(server, body.prompt)
     pairs = []

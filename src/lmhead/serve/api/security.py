@@ -73,7 +73,7 @@ class Gate:
             host = headers.get(b"host", b"").decode("latin-1").lower()
             name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
             if name not in hosts:
-                raise Refused(403, "the Host header is not one of ours; call us by our address")
+                raise Refused(403, "the Host header does not name this server; use its own address")
         if self.settings.key is None or scope["path"] in OPEN:
             return
         given = headers.get(b"authorization", b"")
@@ -98,7 +98,7 @@ class Gate:
             try:
                 message = await asyncio.wait_for(receive(), max(0.0, end - time.monotonic()))
             except TimeoutError:
-                raise Refused(408, "the body did not come in time", code="timeout") from None
+                raise Refused(408, "the body did not arrive in time", code="timeout") from None
             if message["type"] == "http.disconnect":
                 raise _GoneError
             part = message.get("body", b"")
@@ -118,7 +118,7 @@ class _GoneError(Exception):
 
 
 def _check_text(body: bytes) -> None:
-    """Refuse what is no text: bytes that are not UTF-8, and halves of characters in JSON."""
+    """Refuse what is not a text: bytes that are not UTF-8, and halves of characters in JSON."""
     try:
         text = body.decode("utf-8")
         if "\\ud" in text.lower():  # may be half of a surrogate pair, which no tokenizer reads

@@ -38,7 +38,7 @@ class Server:
         if name not in (None, "", self.name):
             raise Refused(
                 404,
-                f"there is no model {_shown(name)} here; this server has {self.name!r} alone",
+                f"there is no model {_shown(name)} here; this server serves only {self.name!r}",
                 param="model",
                 code="model_not_found",
             )

@@ -128,7 +128,7 @@ class Vectors:
                 said = str(error).replace(str(path), "the upload").replace(path.name, "the upload")
                 raise Refused(400, said, param="body") from None
             except Exception:
-                raise Refused(400, "the upload is no vector that can be read") from None
+                raise Refused(400, "the upload is not a vector that can be read") from None
         if self.folder is not None:
             target = self.folder / f"{name}{suffix}"
             with written_whole(target) as staging:
@@ -208,10 +208,13 @@ class Vectors:
     def _check_room(self, name: str) -> None:
         if name in self._known:
             raise Refused(
-                409, "there is a vector of that name; delete it first", param="name", code="taken"
+                409,
+                "a vector with that name already exists; delete it first",
+                param="name",
+                code="taken",
             )
         if len(self._known) >= self.most:
-            raise Refused(409, f"the server holds {self.most} vectors, which is all that it may")
+            raise Refused(409, f"the server holds {self.most} vectors already; delete one first")
 
 
 def check_name(name: str) -> None:

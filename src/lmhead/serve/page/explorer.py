@@ -196,7 +196,7 @@ class Explorer:
             text = self.model.decode(ids[:end])
             if text and not chat and self.model.encode(text) == ids[:end]:
                 return text, [*ids[end:at], token]
-        raise BadInput("no text gives these tokens alone; go on from a later position")
+        raise BadInput("no text encodes to exactly these tokens; continue from a later position")
 
     def lens(self, ids: Sequence[int], token: int | None, progress: Progress) -> dict[str, Any]:
         """Tell what the head would say after every block, at the last `POSITIONS` positions."""

@@ -124,10 +124,10 @@ def audit(
     max_tokens: int = 24,
     progress: Progress = silent,
 ) -> Audit:
-    """Measure what `vectors` do to the model on `prompts` (24 plain sentences, unless given).
+    """Measure what `vectors` do to the model on `prompts` (by default 24 plain sentences).
 
     The openings of the first `continuations` prompts are also continued greedily, by `max_tokens`.
-    With `kl_cap` or `budget` the guard is at work, and it is measured what it lets through.
+    With `kl_cap` or `budget` the guard is active, and what it lets through is measured.
 
         found = lmhead.audit("smollm2-135m", "honest.safetensors")
         found.max_kl, found.flips, found.perplexity

@@ -199,7 +199,7 @@ def guard(
     alpha: float | None = None,
     head: Head | None = None,
 ) -> Guarded:
-    """Steer a model, held back at every token so that `kl_cap` (nat) and `budget` are kept.
+    """Steer a model, but hold it back at every token to keep within `kl_cap` (nats) and `budget`.
 
     `generate(prompts, guarded.model)` then works as on any model. `head` is an engine to use
     instead of the model's own head; it is asked for all logits.

@@ -83,10 +83,10 @@ def steer_model(
 ) -> Model:
     """Return the model with the vectors added; it shares everything else with `model`.
 
-    - `alpha` replaces that of every vector.
+    - `alpha` replaces the strength of every vector.
     - `budget` lowers what is added at the layer `"head"` until the certified range of delta is
-      within it, for every context. Where neither it nor `alpha` is given, the budgets on the
-      vectors' cards hold. Below the head nothing can be certified: there `guard` keeps a budget.
+      within it, for every context. If neither it nor `alpha` is given, the budgets on the vectors'
+      cards apply. Below the head nothing can be certified; use `guard` to keep a budget there.
 
         steered = lmhead.steer_model("smollm2-135m", "honest.safetensors", budget=2)
         lmhead.generate("The capital of Peru is", steered)

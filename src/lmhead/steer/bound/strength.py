@@ -106,7 +106,7 @@ def alpha_within(head: LMHead, neutral: Runs, v: Tensor, budget: float) -> float
     What is returned was itself measured, on the neutral texts, to be within.
     """
     if not v.any():
-        raise BadInput("the direction is all zeros: the pairs taught it nothing; give more of them")
+        raise BadInput("the direction is all zeros: nothing was learned from the pairs; give more")
     if neutral.layer == HEAD:
         return alpha_for(head, v, budget)
 

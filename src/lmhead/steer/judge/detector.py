@@ -104,7 +104,7 @@ def require_detector(vector: SteeringVector) -> str:
         kind == "prototype" and vector.card.prototypes is None
     ):
         raise BadInput(
-            f"the vector is no detector (its job is {vector.card.job}); expected one that "
+            f"the vector is not a detector (its job is {vector.card.job}); expected one that "
             "`lmhead steer train --job detect` wrote, unchanged"
         )
     return kind
@@ -133,7 +133,7 @@ def read_off(
     if unknown := set(said) - set(FIGURES):
         raise BadInput(
             f"the detector weighs {sorted(unknown)[0]!r}, which this version does not compute; "
-            "train it anew"
+            "train it again"
         )
     weights = torch.tensor([float(said.get(name, 0.0)) for name in FIGURES])
     total = total + states.likelihood @ weights

@@ -192,7 +192,7 @@ def refuse_seen(vector: SteeringVector, rows: Sequence[Row | Pair], seen: bool) 
         raise BadInput(
             f"the vector was trained on {known_rows:,} of these {len(rows):,} rows, so the figure "
             "would flatter it; evaluate with the seed and test share it was trained with, on other "
-            "data, or say that seen rows are meant"
+            "data, or allow rows that it has seen (--seen)"
         )
 
 

@@ -29,7 +29,7 @@ def read_data(source: str | Path) -> Data:
     if not path.is_file():
         raise BadInput(f"there is no data file {path}; expected a .csv or .jsonl file, or builtin")
     if path.suffix.lower() not in (".csv", ".jsonl", ".ndjson"):
-        raise BadInput(f"the data file is {path.name}; expected a name in .csv or .jsonl")
+        raise BadInput(f"the data file is {path.name}; expected a name that ends in .csv or .jsonl")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -60,7 +60,7 @@ def _jsonl(text: str, path: Path) -> list[tuple[int, dict[str, Any]]]:
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{path}:{number} is not JSON: {error}; expected an object") from error
         if not isinstance(record, dict):
-            raise BadInput(f"{path}:{number} is no JSON object; expected {_SHAPES}")
+            raise BadInput(f"{path}:{number} is not a JSON object; expected {_SHAPES}")
         records.append((number, record))
     return records
 
@@ -156,7 +156,9 @@ def _text(record: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise BadInput(f"{where}: the {key} is empty; expected some text")
     if not is_unicode(value):
-        raise BadInput(f"{where}: the {key} holds half of a surrogate pair, which is no character")
+        raise BadInput(
+            f"{where}: the {key} holds half of a surrogate pair, which is not a character"
+        )
     return value.rstrip() if key != "prompt" else value
 
 

@@ -46,7 +46,7 @@ class Request:
         if self.validation is not None and not 0 <= self.validation <= self.labels - 2:
             raise BadInput(
                 f"validation is {self.validation} of {self.labels} labels; expected to leave 2 or "
-                "more to learn by"
+                "more to train on"
             )
         methods = DETECTORS if self.job == "detect" else STEERERS
         if self.method not in methods:

@@ -47,9 +47,9 @@ def train(
 ) -> SteeringVector:
     """Train a vector; the same data, model and request give the same vector.
 
-    `options` are fields of Request, which replace those of `request`. `checkpoint` is a file from
-    which a killed training of the method `tsv` goes on, `states` those of all rows of `data`, for
-    a detector of another method, where they are known already.
+    `options` are fields of Request and replace those of `request`. `checkpoint` is a file from
+    which an interrupted training with the method `tsv` resumes; `states` are those of all rows of
+    `data`, if they are already known, for a detector with another method.
 
         vector = lmhead.train("builtin", "smollm2-135m", job="steer", layer="head")
         vector.save("honest.safetensors")

@@ -128,7 +128,7 @@ class _State:
                 of, history = about.pop("key"), tuple(about.pop("history"))
                 state = cls(**tensors, **about, history=history)
         except Exception as error:
-            raise LMHeadError(f"{path} is no training state ({error}); remove it") from error
+            raise LMHeadError(f"{path} is not a training state ({error}); remove it") from error
         if of != key:
             raise LMHeadError(
                 f"{path} is the state of another training (data, seed or settings differ); "
@@ -374,7 +374,7 @@ def largest_share(measure: Callable[[float], float], limit: float, steps: int) -
     def within(share: float) -> bool:
         if math.isnan(found := measure(share)):
             raise BadInput(
-                f"at {share:g} of its strength the vector makes logits that are no numbers; train "
+                f"at {share:g} of its strength the vector makes logits that are not numbers; train "
                 "with a lower alpha or learning rate"
             )
         return found <= limit

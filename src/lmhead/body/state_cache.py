@@ -36,7 +36,7 @@ def limit() -> int:
     return size_of(os.environ.get(LIMIT) or DEFAULT, LIMIT)
 
 
-class Kept:
+class StateCache:
     """The states of one body and head: `[L, d]` and F figures for each text."""
 
     def __init__(self, name: str, states: tuple[int, int], figures: int) -> None:

@@ -1,10 +1,10 @@
-"""Leaving blocks out of a run: they answer with what is given, and compute nothing.
+"""Skipping blocks in a run: they return a given value and compute nothing.
 
-Hooks cannot keep a module from computing. So a block that is to be left out becomes, once and for
-good, an instance of a subclass of its class whose `forward` first looks into a ContextVar: unless
-whoever runs the model now leaves this block out, it goes on to the class's own `forward`.
-Threads share a model as they do with the tap. The subclass has the name of the class; a copy or
-a pickle of the block is one of the class itself.
+Hooks cannot keep a module from computing. So a block that is to be skipped becomes, permanently, an
+instance of a subclass of its class whose `forward` first looks at a ContextVar: unless the current
+caller skips this block, it calls the original class's `forward`. Threads can share the model, as
+with the tap. The subclass has the name of the class; copying or pickling the block gives one of the
+original class.
 """
 
 import copyreg
@@ -22,23 +22,23 @@ from lmhead.errors import UnsupportedModel
 
 
 @dataclass(frozen=True)
-class _LeftOut:
+class _Skipped:
     blocks: frozenset[nn.Module]
     answer: Any  # what they return
     asked: set[nn.Module] = field(default_factory=set)  # those that the model came by
 
 
-_left_out: ContextVar[_LeftOut | None] = ContextVar("lmhead_left_out", default=None)
+_skipped: ContextVar[_Skipped | None] = ContextVar("lmhead_skipped", default=None)
 _lock = Lock()
-_open = 0  # how many threads leave something out; as in the tap, for torch.compile
+_open = 0  # how many threads skip something; as in the tap, for torch.compile
 
 
 @cache
 def _skippable(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the subclass of a block's class that can be left out."""
+    """Return the subclass of a block's class whose instances can be skipped."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        out = _left_out.get() if _open else None
+        out = _skipped.get() if _open else None
         if out is None or self not in out.blocks:
             return kind.forward(self, *args, **kwargs)
         out.asked.add(self)
@@ -53,11 +53,11 @@ def _skippable(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 @contextmanager
-def left_out(blocks: Iterable[nn.Module], answer: Any) -> Iterator[None]:
+def skipping(blocks: Iterable[nn.Module], answer: Any) -> Iterator[None]:
     """While it lasts, and in this thread alone, each of the blocks returns `answer`."""
     global _open
-    out = _LeftOut(frozenset(blocks), answer)
-    token = _left_out.set(out)
+    out = _Skipped(frozenset(blocks), answer)
+    token = _skipped.set(out)
     with _lock:
         for block in out.blocks:
             if not hasattr(block, "_lmhead_skippable"):
@@ -68,11 +68,11 @@ def left_out(blocks: Iterable[nn.Module], answer: Any) -> Iterator[None]:
     finally:
         with _lock:
             _open -= 1
-        _left_out.reset(token)
+        _skipped.reset(token)
     if out.asked != out.blocks:
         kind = type(next(iter(out.blocks - out.asked))).__name__
         raise UnsupportedModel(
-            f"{len(out.blocks - out.asked)} blocks of class {kind} ran although they were left "
-            "out: something stands before their forward (hooks of accelerate, say); load the "
+            f"{len(out.blocks - out.asked)} blocks of class {kind} ran although they were to be "
+            "skipped: something wraps their forward (accelerate's hooks, for example); load the "
             "model without it"
         )

@@ -1,7 +1,7 @@
-"""A sign of life: a terminal shows that a command works, until the command says something itself.
+"""A spinner that a terminal shows until a command prints something.
 
-Importing torch takes seconds, and people press Ctrl-C when nothing happens. The sign is drawn on
-stderr, on terminals only, and whatever is written first takes it away.
+Importing torch takes seconds, and people press Ctrl-C when nothing happens. The spinner is drawn on
+stderr, on terminals only, and the first output removes it.
 """
 
 import os
@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Any, TextIO, cast
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-_AFTER = 0.3  # seconds; what is quicker than this needs no sign
+_AFTER = 0.3  # seconds; anything faster needs no spinner
 _ERASE = "\r\x1b[K"
 
 
-class Sign:
-    """Draw the sign while the block runs: `with Sign(): ...`."""
+class Spinner:
+    """Draw the spinner while the block runs: `with Spinner(): ...`."""
 
     def __init__(self) -> None:
         self._stdout, self._stderr = sys.stdout, sys.stderr
@@ -25,7 +25,7 @@ class Sign:
         self._over = threading.Event()
         self._drawn = False
 
-    def __enter__(self) -> "Sign":
+    def __enter__(self) -> "Spinner":
         if not self._stderr.isatty() or os.environ.get("TERM") == "dumb":
             self._over.set()
             return self
@@ -43,7 +43,7 @@ class Sign:
         self.remove()
 
     def remove(self) -> None:
-        """Take the sign away for good."""
+        """Remove the spinner for good."""
         with self._lock:
             if self._over.is_set():
                 return
@@ -69,18 +69,18 @@ class Sign:
 
 
 class _First:
-    """A stream that takes the sign away before anything is written to it."""
+    """A stream that removes the spinner before anything is written to it."""
 
-    def __init__(self, stream: TextIO, sign: Sign) -> None:
-        self._stream, self._sign = stream, sign
+    def __init__(self, stream: TextIO, spinner: Spinner) -> None:
+        self._stream, self._spinner = stream, spinner
 
     def write(self, text: str) -> int:
-        self._sign.remove()
+        self._spinner.remove()
         return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("buffer", "writelines"):  # a way to write past `write`
-            self._sign.remove()
+            self._spinner.remove()
         return getattr(self._stream, name)
 
 

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from lmhead.body import TorchBody
 from lmhead.body.blocks import Blocks
-from lmhead.body.left_out import left_out
+from lmhead.body.skipping import skipping
 from lmhead.errors import UnsupportedModel
 
 Net = Callable[[str], PreTrainedModel]
@@ -93,6 +93,6 @@ def test_a_block_that_ran_all_the_same_is_told(net: Net) -> None:
     block.forward = block.forward  # what wrappers do, and so the class's own is not asked
     with (
         pytest.raises(UnsupportedModel, match="1 blocks of class LlamaDecoderLayer ran although"),
-        left_out([block], torch.zeros(2, 11, 24)),
+        skipping([block], torch.zeros(2, 11, 24)),
     ):
         body(IDS)
