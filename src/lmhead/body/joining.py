@@ -64,7 +64,7 @@ def _try(body: Any) -> Joining:  # of a body whose memory is a `State`
         if not state.recurrent:
             ids, both = State.of_prompts([[a, b], [x]])
             h, both = body.run(ids, both)
-            pads = _far(h[:, -1], [expected[0, 1], expected[1, 0]]) is None
+            pads = far(h[:, -1], [expected[0, 1], expected[1, 0]]) is None
         if pads:
             first, second = copy.deepcopy(both), both
             first.select([0])
@@ -76,17 +76,17 @@ def _try(body: Any) -> Joining:  # of a body whose memory is a `State`
         h, _ = body.run(torch.tensor([[c], [y]]), first)
     except Exception as error:  # whatever the code of a model raises
         return Joining(False, f"{name} fails on two sequences at once: {error}")
-    far = _far(h[:, -1], [expected[0, 2], expected[1, 1]])
-    if far is not None:
+    off = far(h[:, -1], [expected[0, 2], expected[1, 1]])
+    if off is not None:
         return Joining(
             False,
             f"{name} does not answer two sequences of unequal length as it answers each alone "
-            f"(h differs by {far:.0%} of its size)",
+            f"(h differs by {off:.0%} of its size)",
         )
     return Joining(pads)
 
 
-def _far(h: Tensor, expected: Sequence[Tensor]) -> float | None:
+def far(h: Tensor, expected: Sequence[Tensor]) -> float | None:
     """Return how far the rows of h `[B, d]` are from what is expected, where that is too far."""
     allowed = _FULL if h.dtype in (torch.float32, torch.float64) else _HALF
     wanted = torch.stack(list(expected)).double()

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -114,6 +115,7 @@ def serve(
     from lmhead.cli.starting import starting
 
     with starting():
+        from lmhead.body.row_body import row_body
         from lmhead.generation.engines import engine as engine_of
         from lmhead.loading import load
         from lmhead.serve.api.app import create_app, warm_up
@@ -122,6 +124,8 @@ def serve(
         socket = listen(host, port)  # a port that is taken is said before the model is loaded
         body = "max" if engine == "max" else choose_body(body, model, device, dtype)
         loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
+        if batch_size > 1:
+            loaded = replace(loaded, body=row_body(loaded.body))
         head = engine_of(loaded, engine, progress=render.progress)
         warm_up(loaded, head)
         app = create_app(

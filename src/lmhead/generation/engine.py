@@ -38,6 +38,7 @@ from lmhead.generation.sequence import (
 )
 from lmhead.generation.text import TextStream
 from lmhead.head import Head
+from lmhead.head.rowwise import rowwise
 from lmhead.loading import Model
 from lmhead.sampling import Logprobs
 
@@ -140,8 +141,10 @@ class Engine:
             return []
         events: list[Event] = []
         try:
-            h = self._read(events)
-            drawn = self._draw(h) if self._going else []
+            # the head multiplies row by row where the body does
+            with rowwise(getattr(self.model.body, "rowwise", False)):
+                h = self._read(events)
+                drawn = self._draw(h) if self._going else []
         except BaseException:
             self._keep([])
             raise

@@ -18,6 +18,7 @@ from lmhead.errors import BadCheckpoint, BadInput
 from lmhead.head.answers import check_k
 from lmhead.head.base import Head, check_ids, check_shape
 from lmhead.head.own_tensors import OwnTensors
+from lmhead.head.rowwise import linear
 from lmhead.head.steps import Scale
 from lmhead.loss import linear_cross_entropy
 
@@ -134,7 +135,7 @@ class Projection(OwnTensors, Head):
         of a block and norms it first.
         """
         h = self.entering(h, from_block=from_block)
-        z = F.linear(h.to(self.weight.dtype), self.weight, self.bias)  # [..., V]
+        z = linear(h.to(self.weight.dtype), self.weight, self.bias)  # [..., V]
         return self._finish(z)[..., : self.vocab_size]
 
     def _finish(self, z: Tensor) -> Tensor:
