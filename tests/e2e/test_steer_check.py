@@ -94,7 +94,7 @@ def test_generate_steered(
     code, out, err = call(capsys, *prompt, "--steer", control, "--budget", 1.5, "--json")
     assert code == 0, err
     reported = json.loads(out)["steering"]
-    assert "of alpha keeps the budget 1.5, on plain texts" in " ".join(err.split())
+    assert "of itself to keep the budget 1.5, on plain texts" in " ".join(err.split())
     assert reported["fit"] is True
     assert reported["alpha"][0] < 200
     assert reported["layers"] == [15]

@@ -46,7 +46,7 @@ def list_(json: Json = False) -> None:
         render.print_json({"cache": str(cache_root()), "bytes": total, "entries": rows})
         return
     if not found:
-        render.say(f"nothing is kept in {cache_root()}")
+        render.say(f"nothing is cached in {cache_root()}")
         return
     table = render.table("name", "what", "last used", "size", left=3)
     for entry in found:

@@ -72,7 +72,7 @@ def geometry(
         from lmhead.cli.plots import draw_geometry
 
         draw_geometry(result, plot)
-        render.note(f"drawn: {plot}")
+        render.note(f"wrote {plot}")
     if json:
         render.print_json(result.to_dict())
     else:

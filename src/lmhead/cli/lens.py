@@ -95,7 +95,7 @@ def _draw(plot: Path | None, result: "Lens") -> None:
         from lmhead.cli.plots import draw_lens
 
         draw_lens(result, plot)
-        render.note(f"drawn: {plot}")
+        render.note(f"wrote {plot}")
 
 
 def _show(result: "Lens", position: int) -> None:
@@ -123,7 +123,7 @@ def _show(result: "Lens", position: int) -> None:
     render.out().print(table)
     whose = answer.text if followed is None else followed.text
     behind = result.tokens[position]
-    render.say(f"rank and bar: of {whose!r}, behind {behind!r}; KL: to what the model says")
+    render.say(f"rank and bar: {whose!r} after {behind!r}; KL: to the model's prediction")
     _say_exact(result)
 
 
@@ -132,7 +132,7 @@ def _show_all(result: "Lens", T: int) -> None:
 
     first = _first_that_fits(result)
     if (shown := len(result.ids) - first) < T:
-        render.note(f"the last {shown} of {T} positions fit here")
+        render.note(f"only the last {shown} of {T} positions fit here")
     table = render.table("block", *(render.shown(t) for t in result.tokens[first:]))
     for row in reversed(result.rows):
         cells = [render.token(cell.top[0].text) for cell in row.cells[first:]]
@@ -168,4 +168,4 @@ def _say_exact(result: "Lens") -> None:
     if result.exact:
         render.say("the last row equals the model's own logits, bit by bit")
     else:
-        render.say("the last row is the model's own; the lens gives it but for rounding")
+        render.say("the last row equals the model's own logits up to rounding")

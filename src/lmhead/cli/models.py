@@ -108,8 +108,8 @@ def _asked(name: str, terms: str) -> bool:
         return False
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False  # `pull` says how to accept them
-    render.note(f"{name} comes under the {model.licence}. {terms}")
+    render.note(f"{name} is under the {model.licence}. {terms}")
     if not typer.confirm("Do you accept these terms?", default=False, err=True):
-        render.note("nothing was fetched")
+        render.note("nothing was downloaded")
         raise typer.Exit(1)
     return True

@@ -88,7 +88,7 @@ def choose_body(body: str, model: str, device: str | None, dtype: str | None) ->
     if chosen == "llama.cpp":
         from lmhead.cli import render
 
-        render.note("body: llama.cpp, for a .gguf file (--body torch: transformers)")
+        render.note("body: llama.cpp, for this .gguf file (--body torch uses transformers)")
     return chosen
 
 
@@ -98,7 +98,7 @@ def renamed(old: str, given: _T | None, new: str, value: _T) -> _T:
         return value
     from lmhead.cli import render
 
-    render.note(f"{old} is now called {new}; the old name goes away with the next release")
+    render.note(f"{old} is now called {new}; the old name will be removed in the next release")
     return given
 
 
@@ -156,7 +156,7 @@ def read_text(text: str) -> str:
 
 def _stdin() -> str:
     if sys.stdin.isatty():
-        print("reading from the terminal; Ctrl-D ends the text", file=sys.stderr)  # noqa: T201
+        print("reading from the terminal; press Ctrl-D to finish", file=sys.stderr)  # noqa: T201
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:

@@ -59,7 +59,7 @@ def read(
     if html is not None:
         with written_whole(html, force=True) as staging:
             staging.write_text(result.to_html(), encoding="utf-8")
-        render.note(f"written: {html}")
+        render.note(f"wrote {html}")
     if json:
         render.print_json(result.to_dict())
     elif surprises:

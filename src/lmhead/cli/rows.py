@@ -107,7 +107,7 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         if str(path) == "-":
             if sys.stdin.isatty():
-                print("reading lines from the terminal; Ctrl-D ends them", file=sys.stderr)  # noqa: T201
+                print("reading lines from the terminal; press Ctrl-D to finish", file=sys.stderr)  # noqa: T201
             yield from (_decoded(line) for line in sys.stdin.buffer)
             return
         with path.open("rb") as file:

@@ -165,7 +165,7 @@ def _show_tokens(result: "TextScore") -> None:
     table.add_row("[dim]sum[/dim]", "", f"{result.logprob:.4f}", "", "")
     render.out().print(table)
     if result.perplexity is None:
-        render.out().print("no perplexity: nothing stands before the only token")
+        render.out().print("no perplexity: the only token has nothing before it")
     else:
         render.out().print(f"perplexity {result.perplexity:.4g} over {_tokens(result.scored)}")
 

@@ -139,7 +139,7 @@ def serve(
         render.print_json({"url": url, "model": name or loaded.name, "pid": os.getpid()})
         sys.stdout.flush()  # who reads it through a pipe would wait for the end of the server
     else:
-        render.note(f"serving {name or loaded.name} at {url}/v1; its pages: {url}/docs")
+        render.note(f"serving {name or loaded.name} at {url}/v1; API docs at {url}/docs")
     Runner(app, settings).run(sockets=[socket])
 
 

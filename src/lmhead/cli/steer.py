@@ -99,7 +99,7 @@ def check(
     else:
         _show(vector, loaded, vectors, certificate, found, verdict)
         if plot is not None:
-            render.note(f"drawn: {plot}")
+            render.note(f"wrote {plot}")
     if verdict.within is False:
         raise typer.Exit(1)
 
@@ -248,7 +248,7 @@ def _show_certificate(loaded: "Loaded", certificate: "Certificate") -> None:
         names: list[Text] = [render.token(loaded.token_text(m.id)) for m in (up, down)]
         table.add_row(names[0], f"{up.delta:+.3f}", names[1], f"{down.delta:+.3f}")
     render.out().print(table)
-    render.note(f"delta of the average token: {mean:+.3f}; what all have in common does nothing")
+    render.note(f"mean delta of all tokens: {mean:+.3f}; a shift common to all has no effect")
 
 
 def _show_audit(found: "Audit") -> None:

@@ -140,6 +140,6 @@ def _show_steered(result: "Steered") -> None:
     facts.print()
     if result.moves_truth is False:
         render.out().print(
-            "[yellow]Nothing shows that this vector moves truth: vectors that know nothing of it "
-            "do as much, or its own gain may be none.[/yellow]"
+            "[yellow]There is no evidence that this vector moves truth: control vectors do as "
+            "much, or its own gain may be zero.[/yellow]"
         )

@@ -129,11 +129,11 @@ class Steering:
         vectors = fitted(loaded, self.vectors, self.budget, self.kl_cap, progress=render.progress)
         share = vectors[0].alpha / self.vectors[0].alpha
         if self.fit or share < 1:
-            where = "whatever the text" if certain else "on plain texts; --no-fit leaves it"
+            where = "for every text" if certain else "on plain texts (--no-fit turns this off)"
             limits = [f"the budget {self.budget:g}"] if self.budget is not None else []
             limits += [f"a KL of {self.kl_cap:g}"] if self.kl_cap is not None else []
             kept = " and ".join(limits)
-            render.note(f"fitted: {share:.3g} of alpha keeps {kept}, {where}")
+            render.note(f"alpha lowered to {share:.3g} of itself to keep {kept}, {where}")
         return replace(self, vectors=vectors, alpha=None, fit=self.fit or not certain)
 
     def apply(self, loaded: "Loaded", head: "Head") -> "tuple[Loaded, Head, GuardLog | None]":

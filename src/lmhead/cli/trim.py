@@ -253,9 +253,9 @@ def _show(report: "TrimReport") -> None:
     if report.proof:
         show_proof(report.proof)
         if report.proof.inputs is None:
-            render.out().print("no model ran for this proof (--no-run); `lmhead verify` runs them")
+            render.out().print("no model was run for this proof (--no-run); `lmhead verify` does")
     if report.out:
-        render.out().print(f"written: {report.out}", markup=False)
+        render.out().print(f"wrote {report.out}", markup=False)
 
 
 def _show_coverage(coverage: "Coverage", *, prices: bool) -> None:

@@ -70,7 +70,7 @@ def verify(
     if model_option is not None and trimmed is None:
         original, trimmed = model_option, original
     if original is None or trimmed is None:
-        raise BadInput("expected ORIGINAL and TRIMMED: the model before, and what a trim wrote")
+        raise BadInput("ORIGINAL or TRIMMED is missing; give the original, then the trimmed model")
     proof_prompts = renamed("--prompts", prompts, "--proof-prompts", proof_prompts)
     max_tokens = renamed("--length", length, "--max-tokens", max_tokens)
     from lmhead.trim.recheck import verify_path
@@ -87,9 +87,9 @@ def verify(
         warn_skipped(texts)
     if not recorded:
         render.note(
-            "what the trim's own proof ran on is not recorded beside it, so nothing was promised "
-            "of greedy text: where it differs because the original chose a dropped token, that is "
-            "told and does not count"
+            "the inputs of the trim's own proof were not recorded, so nothing is promised about "
+            "greedy text: differences where the original chose a dropped token are reported but "
+            "do not count"
         )
     if json:
         render.print_json({"original": original, "trimmed": trimmed, **proof.to_dict()})

@@ -92,7 +92,7 @@ def why(
         from lmhead.cli.plots import draw_why
 
         draw_why(result, plot)
-        render.note(f"drawn: {plot}")
+        render.note(f"wrote {plot}")
     if json:
         render.print_json(result.to_dict())
         return

@@ -67,7 +67,7 @@ def engine(
         from lmhead.head.screening.file import has_screen
 
         if not has_screen(model.folder, model.head.sha256):
-            note(f"making the int8 copy of {model.name}'s head: there is none of these weights yet")
+            note(f"making an int8 copy of {model.name}'s head: there is none for these weights")
         return ScreenedHead.from_head(model.head, model.folder, save=True, progress=progress)
     return model.head
 

@@ -198,10 +198,10 @@ def _read(
     step = max(1, LOGITS_AT_ONCE // V)
     for at in range(0, len(targets), step):
         z = model.head(h[at : at + step])[..., :V].float()  # [step, V]
-        yield from _told(z, targets[at : at + step], top, token_text)
+        yield from _read_tokens(z, targets[at : at + step], top, token_text)
 
 
-def _told(z: Tensor, targets: Tensor, top: int, token_text: Any) -> Iterator[ReadToken]:
+def _read_tokens(z: Tensor, targets: Tensor, top: int, token_text: Any) -> Iterator[ReadToken]:
     lp = z.log_softmax(-1)
     own = lp.gather(-1, targets.unsqueeze(-1))
     rank = 1 + (lp > own).sum(-1)

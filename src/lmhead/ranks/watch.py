@@ -58,7 +58,7 @@ class Watch:
 
     def look(self, waited: float, what: str) -> None:
         """Raise LostRank if a rank is lost, after waiting for it for so many seconds."""
-        self._told()
+        self._report_lost()
         if gone := [r for r in range(len(self.members)) if self._is_gone(r)]:
             raise self._lost(gone, f"is gone, in the middle of {what}")
         if quiet := self._silent():
@@ -96,7 +96,7 @@ class Watch:
     def _beat(self, count: int) -> None:
         self._store.set(f"beat/{self._rank}", f"{count} {self.begun}")
 
-    def _told(self) -> None:
+    def _report_lost(self) -> None:
         """Raise what another rank has found out."""
         try:
             note = self._store.get(_NOTE).decode() if self._store.check([_NOTE]) else None
@@ -126,7 +126,7 @@ class Watch:
             if not self._store.check([f"who/{rank}"]):
                 return False
             host, pid = self._store.get(f"who/{rank}").decode().split()
-        except Exception:  # told by `_told` at the next look
+        except Exception:  # `_report_lost` raises it at the next look
             return False
         if host != socket.gethostname():
             return False

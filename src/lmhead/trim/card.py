@@ -35,8 +35,8 @@ def card(report: TrimReport, *, front: str = "", original: bool = False) -> str:
         f"$ lmhead verify {report.model} {name}",
         "```",
         "",
-        "`lmhead_trim.json` holds the whole report: the id map, every check, and what the models "
-        "ran on. The ids are not those of the original; `id_map` tells which became which.",
+        "`lmhead_trim.json` has the full report: the id map, every check, and what the models ran "
+        "on. The ids differ from the original's; `id_map` says which became which.",
         "",
     ]
     return "\n".join(lines)
@@ -45,15 +45,15 @@ def card(report: TrimReport, *, front: str = "", original: bool = False) -> str:
 def _coverage(report: TrimReport) -> list[str]:
     found = report.coverage
     if found is None:
-        return ["The model was not listened to: it may want to say a token that was dropped.", ""]
+        return ["The model was not run: it may want to say a token that was dropped.", ""]
     lines = [
-        f"The model was listened to at {found.positions:,} positions. Its choice at each is kept, "
-        f"and {found.share:.2%} of all its probability there.",
+        f"The model was run at {found.positions:,} positions. Its top choice at each is kept, "
+        f"and {found.share:.2%} of all its probability.",
         "",
     ]
     if (held := found.estimate) is not None:
         lines += [
-            f"On texts held back {held.texts_left} of {held.texts} continuations of "
+            f"On held-back texts, {held.texts_left} of {held.texts} continuations of "
             f"{held.max_tokens} tokens would leave the keep-set (95 %: {held.low:.1%} to "
             f"{held.high:.1%}), at {held.step_rate:.2%} of {held.steps:,} steps.",
             "",
@@ -64,7 +64,7 @@ def _coverage(report: TrimReport) -> list[str]:
 def _proof(report: TrimReport) -> list[str]:
     proof = report.proof
     if proof is None:
-        return ["None was made."]
+        return ["No proof was made."]
     lines = ["| check | looked at | failed | |", "| --- | --- | --- | --- |"]
     for check in proof.checks:
         note = " ".join(check.note.split()).replace("|", "\\|")
@@ -73,7 +73,7 @@ def _proof(report: TrimReport) -> list[str]:
         lines += ["", "No model ran for this proof (`--no-run`): logits and greedy text were not "
                   "compared. `lmhead verify` does that."]  # fmt: skip
     elif proof.ran_by == "lmhead":
-        lines += ["", "lmhead ran the trimmed model by itself; `lmhead verify` runs it by "
+        lines += ["", "lmhead ran the trimmed model itself; `lmhead verify` runs it with "
                   "transformers."]  # fmt: skip
     return lines
 

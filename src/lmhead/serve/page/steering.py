@@ -68,13 +68,13 @@ class Vectors:
             self._named[key] = (Path(name).name, vectors)
             while len(self._named) > _KEPT:
                 self._named.pop(next(iter(self._named)))
-        return self._told(key)
+        return self._described(key)
 
     def listed(self) -> list[dict[str, Any]]:
         """Describe every vector."""
-        return [self._told(key) for key in list(self._named)]
+        return [self._described(key) for key in list(self._named)]
 
-    def _told(self, key: str) -> dict[str, Any]:
+    def _described(self, key: str) -> dict[str, Any]:
         name, vectors = self._named[key]
         first = vectors[0]
         return {

@@ -37,7 +37,7 @@ export function steerPanel(store) {
   const status = h("p", { class: "muted", role: "status" });
   let known = [];
   let listed = false;
-  let asking = null;
+  let pending = null;
   let running = null;
   let drawn = null;
 
@@ -111,14 +111,14 @@ export function steerPanel(store) {
 
   const ask = quietly(async () => {
     const chosen = vector();
-    asking?.abort();
+    pending?.abort();
     if (!chosen || !store.logits) { show(null); return; }
-    const mine = (asking = new AbortController());
+    const mine = (pending = new AbortController());
     const { alpha: strength, cap: kl_cap } = store.state;
     const late = setTimeout(() => notes.replaceChildren(h("p", { class: "muted small", role: "status" }, "computing")), 300);
     try {
       const result = await json("/api/steer", { ids: store.read.ids, vector: chosen, alpha: strength, kl_cap }, mine.signal);
-      if (mine !== asking) return;
+      if (mine !== pending) return;
       notes.replaceChildren(...result.notes.map((text) => h("p", { class: "muted small" }, text)));
       show(result);
     } catch (error) {

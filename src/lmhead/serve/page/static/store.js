@@ -15,7 +15,7 @@ export class Store {
     this.busy = false;
     this.funnel = new Funnel(about);
     this.watchers = [];
-    this.asking = null;
+    this.pending = null;
   }
 
   /** Call f(what) after changes: "state" (and which names), "text", "busy". */
@@ -90,8 +90,8 @@ export class Store {
 
   /** Ask for the text's tokens and for the logits behind it. */
   async refresh(cut = null) {
-    this.asking?.abort();
-    const mine = (this.asking = new AbortController());
+    this.pending?.abort();
+    const mine = (this.pending = new AbortController());
     if (!this.state.prompt) {
       Object.assign(this, { read: null, logits: null, error: new Error("Type a prompt.") });
       this.tell("text");
