@@ -243,5 +243,19 @@ def test_all_readers_take_the_same_weights(folder: Path) -> None:
             reader(folder)
 
 
+def test_a_tokenizer_is_refused_before_the_weights_are_read(folder: Path) -> None:
+    """Both are bad; with gigabytes of weights it matters which one is said first."""
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LMHeadError, match="lacks 1 of the tensors"):
+        load(folder)
+    (folder / "tokenizer.json").write_text('{"model": 7}')
+    with pytest.raises(LMHeadError, match="no tokenizer that transformers can load"):
+        load(folder)
+    with pytest.raises(LMHeadError, match="no tokenizer folder /nowhere"):
+        load(folder, tokenizer="/nowhere")
+
+
 def test_bodies_are_torch_unless_asked(model: Model) -> None:
     assert isinstance(model.body, TorchBody)

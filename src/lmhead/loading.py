@@ -217,11 +217,12 @@ def load(
     folder = resolve(model, progress)
     # pickles, truncated files and headless models are refused before transformers loads them
     config = causal_config(open_checkpoint(folder))
+    # and a tokenizer that cannot be read before gigabytes of weights are
+    found = read_tokenizer(folder, config) if tokenizer is None else _given(tokenizer)
     runs = _max_body(folder, progress) if body == "max" else None
     with progress(f"loading {model}", total=None):
         runs = runs or TorchBody(placed_on(model_of(folder, config, what), where))
         head = LMHead.from_model(runs.model)
-        found = read_tokenizer(folder, config) if tokenizer is None else _given(tokenizer)
     return Model(str(model), folder, runs, head, found)
 
 
@@ -258,10 +259,10 @@ def _by_llama_cpp(model: str | Path, tokenizer: Any, progress: Progress) -> Mode
         )
     folder = head_folder(file, progress)
     config = causal_config(open_checkpoint(folder))
+    found = read_tokenizer(folder, config) if tokenizer is None else _given(tokenizer)
     with progress(f"loading {model}", total=None):
         head = LMHead.from_pretrained(folder)
         body = LlamaBody.from_folder(file, folder, config, head, progress)
-        found = read_tokenizer(folder, config) if tokenizer is None else _given(tokenizer)
     return Model(str(model), folder, body, head, found)
 
 
