@@ -37,7 +37,7 @@ from lmhead.body.states import States
 from lmhead.loading import Model, load
 from lmhead.steer.judge.baselines import score_baselines, shuffled
 from lmhead.steer.judge.detector import read_off, score_rows
-from lmhead.steer.learn.data import Data, Split
+from lmhead.steer.learn.data import Data, Row, Split
 from lmhead.steer.learn.reading import from_records, read_data
 from lmhead.steer.learn.request import AUTO, Request
 from lmhead.steer.learn.select import Known
@@ -132,6 +132,8 @@ class Bench:
         self.without = set(options.without.split(",")) - {""}
         self.model: Model = load(options.model)
         self.middle = len(Blocks(self.model.body)) // 2
+        self.read: dict[str, States] = {}  # of every set, read once
+        self.sides: dict[str, tuple[Tensor, Tensor]] = {}
 
     def scores(self, data: Data, labels: int, seed: int) -> tuple[dict[str, Tensor], Tensor]:
         """Return what every detector says of the test rows, and their labels."""
@@ -140,7 +142,9 @@ class Bench:
         index = {row: i for i, row in enumerate(data.rows)}
         taught = [index[row] for row in (*parts.labelled, *parts.unlabelled)]
         tested = torch.tensor([index[row] for row in parts.test])
-        states = read_states(self.model, data.rows)
+        if data.name not in self.read:
+            self.read[data.name] = read_states(self.model, data.rows)
+        states = self.read[data.name]
         fitted, test = known(parts, states[torch.tensor(taught)]), states[tested]
 
         def auto(some: Known) -> Callable[[States], Tensor]:
@@ -161,12 +165,13 @@ class Bench:
 
     def contrast(self, data: Data) -> tuple[Tensor, Tensor]:
         """Read every text with what affirms it, and with what denies it."""
-        one, other = (
-            read_states(self.model, [f"{row.text} This is {word}." for row in data.rows])
-            for word in ("true", "false")
-        )
-        layer = 2 * self.middle * 2 // 3
-        return one.at(layer), other.at(layer)
+        if data.name not in self.sides:
+            layer = 2 * self.middle * 2 // 3
+            said = [f"{r.text} This is {word}." for word in ("true", "false") for r in data.rows]
+            # as prompts, for how likely they are is of no interest here
+            read = read_states(self.model, [Row(text, prompt=text) for text in said]).at(layer)
+            self.sides[data.name] = (read[: len(data.rows)], read[len(data.rows) :])
+        return self.sides[data.name]
 
     def tsv(self, data: Data, parts: Split, labels: int, seed: int) -> Tensor:
         """Train a separator vector to the letter, at the middle layer, to the last epoch."""

@@ -2,8 +2,9 @@
 
     python benchmarks/detect_time.py DATA [-m MODEL] [--rows 1500] [--threads 2] [--keep FOLDER]
 
-The three run one after another, with an empty cache of states. Texts are counted at the first
-block; seconds are of the CPU, of all threads, from when the model is loaded.
+The three run one after another, with an empty cache of states. Tokens are counted where they enter
+the model: read twice, the texts would have more than they have. Seconds are of the CPU, of all
+threads, from when the model is loaded.
 """
 
 import argparse
@@ -16,7 +17,6 @@ from typing import Any
 
 import torch
 
-from lmhead.body.adding import blocks_of
 from lmhead.loading import load
 from lmhead.steer.judge.detector import detect
 from lmhead.steer.judge.evaluation import Detected, evaluate
@@ -25,14 +25,18 @@ from lmhead.steer.learn.training import train
 
 
 class Counter:
-    """Texts that pass the first block; the two tokens that `Blocks` tries are none."""
+    """Tokens that the embedding is asked for; padding, and the tokens that `Blocks` tries, are 0.
+
+    What several texts begin with is read once for all of them, so that a model that reads every
+    text once sees fewer tokens than the texts have, and one that reads a text twice sees more.
+    """
 
     def __init__(self) -> None:
-        self.texts = 0
+        self.tokens = 0
 
-    def __call__(self, _block: Any, args: tuple[Any, ...], _result: Any) -> None:
-        """Count the rows of a batch."""
-        self.texts += len(args[0]) if args[0].shape[1] > 2 else 0
+    def __call__(self, _module: Any, args: tuple[Any, ...], _result: Any) -> None:
+        """Count what is read."""
+        self.tokens += int((args[0] != 0).sum())
 
 
 def main() -> None:
@@ -50,11 +54,12 @@ def main() -> None:
     data = replace(every[0], rows=rows, pairs=())
     model = load(options.model)
     counter = Counter()
-    blocks_of(model.body.model)[0].register_forward_hook(counter)
+    model.body.model.get_input_embeddings().register_forward_hook(counter)
+    tokens = sum(len(model.encode(row.text)) for row in rows)
     with TemporaryDirectory() as folder:
         os.environ["LMHEAD_CACHE"] = str(Path(options.keep or folder))
-        before, started = counter.texts, time.process_time()
-        print(f"{len(rows):,} different texts, {options.threads} threads")
+        started = time.process_time()
+        print(f"{len(rows):,} different texts of {tokens:,} tokens, {options.threads} threads")
         vector = train(data, model)
         reported(
             f"train: {vector.card.metrics['validation_auroc']:.3f} out of fold", counter, started
@@ -64,13 +69,13 @@ def main() -> None:
         reported(f"eval: AUROC {found.auroc.value:.3f}", counter, started)
         scores = detect(vector, list(rows), model)
         reported(f"detect: {len(scores):,} scores", counter, started)
-        print(f"each text was read {(counter.texts - before) / len(rows):.3f} times")
+        print(f"for each token of a text {counter.tokens / tokens:.3f} were read")
 
 
 def reported(what: str, counter: Counter, started: float) -> None:
     """Print how far it is."""
     spent = time.process_time() - started
-    print(f"{what}; {counter.texts:,} texts read, {spent:.1f} s of CPU so far", flush=True)
+    print(f"{what}; {counter.tokens:,} tokens read, {spent:.1f} s of CPU so far", flush=True)
 
 
 if __name__ == "__main__":

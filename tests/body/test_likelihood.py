@@ -8,7 +8,8 @@ from transformers import PreTrainedModel
 from lmhead.body import TorchBody
 from lmhead.body.blocks import Blocks
 from lmhead.body.likelihood import FIGURES, LAST, MEAN
-from lmhead.body.states import Encoded, states_of
+from lmhead.body.reading import Encoded
+from lmhead.body.states import states_of
 from lmhead.head import LMHead
 
 Net = Callable[[str], PreTrainedModel]

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from lmhead.body import TorchBody
 from lmhead.body.blocks import Blocks
-from lmhead.body.states import Encoded, States, states_of
+from lmhead.body.reading import Encoded
+from lmhead.body.states import States, states_of
 from lmhead.errors import BadInput, LMHeadWarning
 from lmhead.head import LMHead
 

@@ -4,6 +4,8 @@ Symbols: B texts, T tokens, P of them scored (no prompt, no padding), V vocabula
 The stop is the last token of a text that has more than one scored: the mark that ends a statement.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -33,37 +35,45 @@ _LAST = 3
 _POSITIONS = 64  # whose logits are held at a time: few enough that memory is used again
 
 
-@torch.no_grad()
-def figures(head: LMHead, h: Tensor, ids: Tensor, scored: Tensor) -> Tensor:
-    """Return the figures of each text, `[B, F]`, from h `[B, T, d]`.
-
-    `ids [B, T]`; `scored [B, T]` bool says which tokens count. A text without any has zeros.
-    """
-    known = scored[:, 1:]
-    each = _each(head, h[:, :-1][known], ids[:, 1:][known])  # [P, 4]
-    result = torch.zeros(len(ids), len(FIGURES))
-    for b, tokens in enumerate(torch.split(each, known.sum(1).tolist())):
+def summed_up(texts: Sequence[Tensor]) -> Tensor:
+    """Return the figures of texts, `[B, F]`, from those of their scored tokens, `[n, 4]` each."""
+    result = torch.zeros(len(texts), len(FIGURES))
+    for b, tokens in enumerate(texts):
         if len(tokens):
             result[b] = _of_text(tokens)
     return result
 
 
-def _each(head: LMHead, h: Tensor, targets: Tensor) -> Tensor:
-    """Return log p, the likeliest token's, the entropy and the log rank of P tokens, `[P, 4]`."""
+@torch.no_grad()
+def figures_of_tokens(head: LMHead, h: Tensor, place: Tensor, targets: Tensor) -> Tensor:
+    """Return log p, the likeliest token's, the entropy and the log rank of P tokens, `[P, 4]`.
+
+    `targets [P]`, each of which h `[n, d]` at its `place [P]` predicts. A state may predict several
+    tokens, or none; `place` never falls.
+    """
     parts = []
-    for states, wanted in zip(
-        torch.split(h, _POSITIONS), torch.split(targets, _POSITIONS), strict=True
-    ):
+    begin = 0
+    for first in range(0, len(h), _POSITIONS):
+        states = h[first : first + _POSITIONS]
+        end = begin + int((place[begin:] < first + len(states)).sum())
+        if end == begin:
+            continue
         z = head(states).float()  # [p, V]
         z = z.sub_(z.amax(-1, keepdim=True))  # the head's logits are ours alone
-        own = z.gather(-1, wanted.to(z.device)[:, None])
-        rank = (z > own).sum(-1)
+        at = (place[begin:end] - first).to(z.device)
+        wanted = targets[begin:end].to(z.device)
+        own = z[at, wanted]
+        if len(at) == len(z) and bool((at == torch.arange(len(z), device=z.device)).all()):
+            rank = (z > own[:, None]).sum(-1)
+        else:
+            rank = torch.stack([(z[i] > x).sum() for i, x in zip(at.tolist(), own, strict=True)])
         e = z.exp()
         total = e.sum(-1)
         log_total = total.log()
         entropy = log_total - torch.linalg.vecdot(e, z) / total
-        found = (own[:, 0] - log_total, -log_total, entropy, rank.float().log1p())
+        found = (own - log_total[at], -log_total[at], entropy[at], rank.float().log1p())
         parts.append(torch.stack(found, 1).cpu())
+        begin = end
     return torch.cat(parts) if parts else torch.zeros(0, 4)
 
 

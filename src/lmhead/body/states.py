@@ -14,18 +14,16 @@ from torch import Tensor
 from lmhead.body.adding import check_layer
 from lmhead.body.base import HEAD
 from lmhead.body.blocks import Blocks
-from lmhead.body.likelihood import FIGURES, MEAN, figures
+from lmhead.body.likelihood import FIGURES, MEAN
+from lmhead.body.reading import Encoded, read_once
 from lmhead.body.state_cache import StateCache, key_of, limit
 from lmhead.body.tap import tapped
 from lmhead.errors import UnsupportedModel
 from lmhead.head import LMHead
 from lmhead.progress import Progress, silent
 
-BATCH = 32  # texts that run together; they are of about the same length
+BATCH = 32  # texts that run together as far as a layer; they are of about the same length
 _KEPT_AT_ONCE = 512  # texts; a reading that is killed goes on from there
-
-# The ids of a text, and how many of them are its prompt: at least 1, for token 0 is never predicted
-Encoded = tuple[list[int], int]
 
 
 @dataclass(frozen=True)
@@ -57,18 +55,11 @@ class Batch:
 
     rows: Tensor  # [B]: which texts
     ids: Tensor  # [B, T]
-    first: Tensor  # [B]: the first token that is no prompt; at least 1, for 0 is never predicted
     last: Tensor  # [B]: the last token
 
     def at_last(self, x: Tensor) -> Tensor:
         """Take the last token's out of `[B, T, ...]`."""
         return x[torch.arange(len(x)), self.last]
-
-    @property
-    def scored(self) -> Tensor:
-        """Which tokens are predicted by those before them, `[B, T]` bool; prompts are left out."""
-        position = torch.arange(self.ids.shape[1])
-        return (position >= self.first[:, None]) & (position <= self.last[:, None])
 
 
 def batches(encoded: Sequence[Encoded], size: int = BATCH) -> list[Batch]:
@@ -81,9 +72,8 @@ def batches(encoded: Sequence[Encoded], size: int = BATCH) -> list[Batch]:
         ids = torch.zeros(len(rows), T, dtype=torch.long)
         for b, i in enumerate(rows):
             ids[b, : len(encoded[i][0])] = torch.tensor(encoded[i][0])
-        first = torch.tensor([encoded[i][1] for i in rows])
         last = torch.tensor([len(encoded[i][0]) - 1 for i in rows])
-        result.append(Batch(torch.tensor(rows), ids, first, last))
+        result.append(Batch(torch.tensor(rows), ids, last))
     return result
 
 
@@ -98,8 +88,9 @@ def states_of(
 ) -> States:
     """Return the last token's state of every layer, and the figures of each text.
 
-    The body runs once over every text. With `keep` that is once for all time: what the cache knows
-    of the same body, head and text is read, and the rest is kept there.
+    The body reads every text once, and what several begin with once for all of them. With `keep`
+    that is once for all time: what the cache knows of the same body, head and text is read, and
+    the rest is kept there.
     """
     d = head.hidden_size
     if (width := int(blocks.body.config.hidden_size)) != d:
@@ -123,14 +114,11 @@ def states_of(
     left = len(first)
     if first:
         with progress("reading texts", total=len(first)) as advance:
-            for batch in batches([encoded[i] for i in first]):
-                rows = torch.tensor(first)[batch.rows]
-                found = blocks.states(batch.ids)
-                for layer, x in enumerate(found):
-                    last[rows, layer] = batch.at_last(x).float().to(last.device)
-                likelihood[rows] = figures(head, found[-1], batch.ids, batch.scored)
+            for read, states, figured in read_once(blocks, head, [encoded[i] for i in first]):
+                rows = [first[k] for k in read]
+                last[rows], likelihood[rows] = states, figured
                 advance(len(rows))
-                done += rows.tolist()
+                done += rows
                 if keep and (len(done) >= _KEPT_AT_ONCE or len(done) == left):
                     kept.add([keys[i] for i in done], last[done], likelihood[done])
                     left, done = left - len(done), []

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from lmhead.body.blocks import Blocks
-from lmhead.body.states import Encoded, States, states_of
+from lmhead.body.reading import Encoded
+from lmhead.body.states import States, states_of
 from lmhead.errors import BadInput
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent

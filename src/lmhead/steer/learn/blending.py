@@ -74,10 +74,16 @@ def principal(every: Tensor, k: int = COMPONENTS) -> Axes:
     """
     plain = standardised(every)
     z = plain(every).double()
-    _, sizes, right = torch.linalg.svd(z, full_matrices=False)
-    spread = sizes[:k] / max(len(z), 1) ** 0.5
+    wide = len(z) < z.shape[1]  # the smaller of the two products has the same eigenvalues
+    squares, found = torch.linalg.eigh(z @ z.T if wide else z.T @ z)
+    k = min(k, len(squares))
+    sizes = squares.flip(0)[:k].clamp(min=0).sqrt()
+    right = found.flip(1)[:, :k]
+    if wide:
+        right = z.T @ right / sizes.clamp(min=1e-12)
+    spread = sizes / max(len(z), 1) ** 0.5
     keep = spread > 1e-6
-    scaled = right[:k][keep].T / spread[keep].sqrt()
+    scaled = right[:, keep] / spread[keep].sqrt()
     scaled = scaled / float(spread[:1].sqrt()) if bool(keep.any()) else scaled
     return Axes(plain.mean, plain.axes @ scaled.float())
 
@@ -127,7 +133,9 @@ def blend(known: Known, layers: Sequence[int | str], seed: int) -> Blend:
     terms: dict[int | str, Linear] = {}
     each = []
     for layer in spaced(layers):
-        axes = principal(known.every(layer))
+        if layer not in known.unlearned:
+            known.unlearned[layer] = principal(known.every(layer))
+        axes: Axes = known.unlearned[layer]
         x = axes(known.labelled.at(layer)).expand(*rows.shape, -1)
         fits = ridge_logistic(x, y, rows, STATES_RIDGE / N)
         each.append(out_of_fold(fits(x)[:-1], out))

@@ -18,21 +18,24 @@ def folds(y: Tensor, groups: Sequence[str], seed: int, repeats: int = REPEATS) -
     members: dict[str, list[int]] = {}
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
+    label = y.tolist()
+    own = {
+        name: [sum(label[i] == c for i in rows) for c in (0, 1)] for name, rows in members.items()
+    }
     draw, result = random.Random(seed), []
     for _ in range(repeats):
         order = sorted(members)
         draw.shuffle(order)
         order.sort(key=lambda name: -len(members[name]))  # the large ones first; ties by chance
-        count = torch.zeros(FOLDS, 2)
+        count = [[0, 0] for _ in range(FOLDS)]
         place = torch.zeros(len(y), dtype=torch.long)
         for name in order:
-            rows = members[name]
-            own = torch.stack([(y[rows] == c).sum() for c in (0, 1)]).float()
+            new = own[name]
             # where these classes are rarest so far, and of those the smallest
-            cost = (count * own).sum(1) * 1000 + count.sum(1)
-            fold = int(cost.argmin())
-            place[rows] = fold
-            count[fold] += own
+            cost = [1000 * (a * new[0] + b * new[1]) + a + b for a, b in count]
+            fold = cost.index(min(cost))
+            place[members[name]] = fold
+            count[fold] = [a + b for a, b in zip(count[fold], new, strict=True)]
         for fold in range(FOLDS):
             out = place == fold
             if out.any() and {0, 1} <= set(y[~out].tolist()):

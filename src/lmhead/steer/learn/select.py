@@ -4,7 +4,8 @@ Every label is used twice: to fit, and, by the folds that leave it out, to compa
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,13 +31,15 @@ _REPEATS = 2
 class Known:
     """The states that training may look at, with labels where it may look at those.
 
-    `groups`: of the labelled rows, what those that belong together share.
+    `groups`: of the labelled rows, what those that belong together share. `unlearned` keeps what
+    was computed without labels, by layer; a copy with other labels shares it.
     """
 
     labelled: States
     y: Tensor
     unlabelled: States
     groups: tuple[str, ...]
+    unlearned: dict[int | str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def every(self, layer: int | str) -> Tensor:
         """All states without their labels."""
