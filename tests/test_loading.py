@@ -110,7 +110,7 @@ def test_a_model_in_training_mode_is_told(net: Any, tokenizer: Any) -> None:
         ("memory", {"body": "max"}, "in memory already"),
         ("memory", {"device": "cpu"}, "device cannot be given: the LlamaForCausalLM is in memory"),
         ("loaded", {"dtype": "bfloat16"}, "dtype cannot be given: .* is already loaded"),
-        ("loaded", {"body": "max"}, "loaded already, with another body"),
+        ("loaded", {"body": "max"}, "already loaded with another body"),
         ("folder", {"body": "jax"}, "body is 'jax'; expected one of auto, torch, llama.cpp, max"),
         ("folder", {"body": "max", "dtype": "float32"}, "float32 on the CPU"),
         ("folder", {"dtype": "int7"}, "dtype is 'int7'; expected one of float32, bfloat16"),

@@ -30,7 +30,7 @@ def test_the_distribution_after_the_filters(call: Callable[..., Any], smollm2: P
 
 def test_the_help_tells_its_own_temperature(call: Callable[..., Any]) -> None:
     text = " ".join(call("next", "--help").stdout.replace("│", "").split())
-    assert "1 by default; 0 keeps only the best token" in text
+    assert "(1 by default); 0 keeps only the best token" in text
     assert "--logprobs" not in text
     assert "0 is greedy, the default" not in text
 

@@ -98,7 +98,7 @@ def test_lens_shows_the_last_positions_where_room_is_short(
         done = call("lens", PROMPT, "--position", str(position))
         cell = reported["rows"][-1]["cells"][position]
         assert f"{cell['entropy']:.2f}" in done.stdout.splitlines()[2]
-        assert f"behind {reported['tokens'][position]!r}" in done.stdout
+        assert f"after {reported['tokens'][position]!r}" in done.stdout
 
 
 @pytest.mark.model

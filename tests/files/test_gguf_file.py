@@ -219,7 +219,7 @@ def test_what_is_no_gguf_file(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match="cannot read"):
         open_gguf(path)
     path.write_text("version https://git-lfs.github.com/spec/v1")
-    with pytest.raises(BadCheckpoint, match="no GGUF file"):
+    with pytest.raises(BadCheckpoint, match="not a GGUF file"):
         open_gguf(path)
     with pytest.raises(BadCheckpoint, match="cannot read"):
         open_gguf(tmp_path)

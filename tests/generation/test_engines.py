@@ -189,7 +189,7 @@ def test_auto_finds_a_copy_in_the_cache(
     assert isinstance(made, ScreenedHead)
     assert made.path is not None
     assert made.path.is_relative_to(tmp_path)
-    assert "making the int8 copy" in capsys.readouterr().err
+    assert "making an int8 copy" in capsys.readouterr().err
     again = engine(bare)
     assert isinstance(again, ScreenedHead)
     assert again.path == made.path
@@ -208,12 +208,12 @@ def test_a_stale_copy_beside_the_model_is_made_anew_and_told(
     reported: list[str] = []
     assert isinstance(engine(other, note=reported.append), ScreenedHead)
     assert len(reported) == 1
-    assert "making the int8 copy" in reported[0]
+    assert "making an int8 copy" in reported[0]
     assert isinstance(engine(other, note=reported.append), ScreenedHead)
     assert len(reported) == 1
 
 
 @pytest.mark.parametrize("wrong", ["smollm2-135m", None, 3])
 def test_what_is_no_model(wrong: Any) -> None:
-    with pytest.raises(BadInput, match=r"expected what lmhead.load"):
+    with pytest.raises(BadInput, match=r"expected the result of lmhead.load"):
         engine(wrong)

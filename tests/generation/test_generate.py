@@ -203,7 +203,7 @@ def test_a_json_schema_holds_at_temperature_1_5(model: Model) -> None:
         ({"top_q": 0.5}, "did you mean 'top_"),
         ({"order": "openai", "top_k": 3}, "order 'openai' is unknown"),
         ({"params": SamplingParams(), "top_k": 3}, "give one or the other"),
-        ({"beams": 3, "top_k": 3}, "give either"),
+        ({"beams": 3, "top_k": 3}, "give one or the other"),
         ({"stop": 3}, "stop is 3; expected a text"),
         ({"stop": [3]}, "stop holds 3"),
         ({"order": None}, "order is None; expected hf, vllm"),

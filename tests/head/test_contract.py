@@ -199,8 +199,8 @@ def test_ids_that_cannot_be_scored(make: Make) -> None:
         (torch.tensor([-1]), "hold -1"),
         (torch.tensor([0.5]), "whole numbers"),
         (torch.tensor([True]), "whole numbers"),
-        (torch.zeros(2, 4, dtype=torch.int64), "own ones for each"),
-        (torch.tensor(3), "own ones for each"),
+        (torch.zeros(2, 4, dtype=torch.int64), "separate ones for each"),
+        (torch.tensor(3), "separate ones for each"),
         ([1, 2], "tensor"),
     ):
         with pytest.raises(BadInput, match=reported):

@@ -100,7 +100,7 @@ def test_a_keep_set_file_belongs_to_one_head(head: LMHead, kept: list[int], tmp_
     assert trimmed.sha256 != TrimmedHead(head, kept[:-1]).sha256
     with pytest.raises(BadInput, match="was made for"):
         TrimmedHead.from_file(LMHead(torch.randn(V, d)), path)
-    with pytest.raises(BadInput, match="no keep-set file"):
+    with pytest.raises(BadInput, match="not a keep-set file"):
         TrimmedHead.from_file(head, tmp_path / "none")
 
 

@@ -96,7 +96,7 @@ def test_every_report_is_json(name: str) -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(ModelNotFound, match=r"no folder, no \.gguf file and no known model"):
+    with pytest.raises(ModelNotFound, match=r"is not a folder, a \.gguf file or a known model"):
         inspect_model("smolm2-135m")
 
 

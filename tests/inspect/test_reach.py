@@ -162,8 +162,8 @@ def test_no_tokenizer(tmp_path: Path) -> None:
     [
         (b"{}", "has no vocabulary"),
         (b'{"model": {"vocab": {"a": 0, "b"', "is damaged"),
-        (b'{"model": {"vocab": {"a": "x"}}}', "no integers"),
-        (b'{"added_tokens": [{"content": "b"}], "model": {"vocab": {"a": 0}}}', "no integers"),
+        (b'{"model": {"vocab": {"a": "x"}}}', "not integers"),
+        (b'{"added_tokens": [{"content": "b"}], "model": {"vocab": {"a": 0}}}', "not integers"),
         (b'{"model": {"vocab": {"\xff": 0}}}', "is damaged"),
     ],
 )

@@ -47,7 +47,7 @@ def test_every_turn_is_read(smollm2: Path) -> None:
 
 def test_a_template_that_refuses_is_quoted() -> None:
     assert wrapped(tokenizer(STRICT), [USER], "m") == "[user] The capital of France?\n"
-    with pytest.raises(BadInput, match=r"template of m does not take.*no system role"):
+    with pytest.raises(BadInput, match=r"template of m rejects this conversation.*no system role"):
         wrapped(tokenizer(STRICT), [SYSTEM, USER], "m")
     with pytest.raises(BadInput, match="m has no chat template"):
         wrapped(tokenizer(None), [USER], "m")
@@ -66,7 +66,7 @@ def test_a_template_that_refuses_is_quoted() -> None:
         ([{"role": "user", "content": 3}], "the content 3; expected a text"),
         ([{"role": "user", "content": ""}], "message 1 of the conversation is empty"),
         ([USER, ASSISTANT, SYSTEM, USER], "message 3 of the conversation has the role system"),
-        ([USER, ASSISTANT], "ends with a message of the assistant"),
+        ([USER, ASSISTANT], "ends with a message from the assistant"),
     ],
 )
 def test_what_is_wrong_with_a_conversation_is_said(messages: Any, message: str) -> None:

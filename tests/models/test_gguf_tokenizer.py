@@ -381,7 +381,7 @@ def byte_vocabulary(writer: gguf.GGUFWriter, **changes: Any) -> None:
         ({"model": "bert"}, UnsupportedModel, "kind 'bert'"),
         ({"types": [NORMAL] * 2}, BadCheckpoint, "3 tokens but 2 token types"),
         ({"tokens": ["a", "b", "a"]}, BadCheckpoint, "twice"),
-        ({"tokens": [1, 2, 3]}, BadCheckpoint, "no array of str"),
+        ({"tokens": [1, 2, 3]}, BadCheckpoint, "not an array of str"),
         ({"merges": ["a c"]}, BadCheckpoint, "merge 'a c'"),
         ({"eos": 3}, BadCheckpoint, "eos token has the id 3, expected one of 0 to 2"),
         ({"add_bos": True}, BadCheckpoint, "names none"),

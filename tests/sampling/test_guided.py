@@ -216,10 +216,10 @@ def test_a_grammar_as_deep_as_may_be_does_not_end_the_process(tiny, tmp_path: Pa
 
 SHORT = """
 import resource
+import llguidance
 from lmhead.errors import LMHeadError
 from lmhead.sampling.guided import check_guide
 
-check_guide(regex="a+")  # everything is imported, and the first thread has come and gone
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + MORE * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -233,9 +233,9 @@ except LMHeadError as error:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads what Linux says of memory")
-@pytest.mark.parametrize(("more", "expected"), [(600, "checked"), (-100, "512 MB of stack")])
+@pytest.mark.parametrize(("more", "expected"), [(700, "checked"), (200, "512 MB of stack")])
 def test_a_process_short_of_memory_waits_for_a_stack_or_says_so(more: int, expected: str):
-    """With room for one stack of 512 MB but not for two, a thread had to wait for the last one."""
+    """With room for one stack of 512 MB but not for two, a thread waits for the last one's."""
     done = subprocess.run(
         [sys.executable, "-c", SHORT.replace("MORE", str(more))],
         capture_output=True,

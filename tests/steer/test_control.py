@@ -124,7 +124,7 @@ def test_what_is_no_control_vector(tmp_path: Path) -> None:
         with pytest.raises(BadCheckpoint, match=message):
             load_control_vector(path)
     path.write_bytes(b"not a file")
-    with pytest.raises(BadCheckpoint, match="no GGUF file"):
+    with pytest.raises(BadCheckpoint, match="not a GGUF file"):
         load_control_vector(path)
     with pytest.raises(BadInput, match="no control vector at"):
         load_vectors(tmp_path / "none.gguf")

@@ -84,7 +84,7 @@ def test_counts_of_another_tokenizer_are_refused(tokenizer: TokenizerJson, corpu
 @pytest.mark.parametrize("content", ["", "{}\n", '{"kind": "x"}\n', "no json"])
 def test_a_file_of_something_else_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "f").write_text(content)
-    with pytest.raises(BadInput, match="no counts file"):
+    with pytest.raises(BadInput, match="not a counts file"):
         Counts.load(tmp_path / "f")
 
 
@@ -109,7 +109,7 @@ HEAD = '{"kind": "lmhead token counts", "tokenizer": "x", "texts": 1, "skipped":
 )
 def test_counts_that_cannot_be_are_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "f").write_text(HEAD + content)
-    with pytest.raises(BadInput, match="no counts file"):
+    with pytest.raises(BadInput, match="not a counts file"):
         Counts.load(tmp_path / "f")
 
 

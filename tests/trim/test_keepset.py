@@ -123,5 +123,5 @@ def test_the_keep_file_has_the_maps_of_draft_heads(tmp_path: Path) -> None:
         KeepFile(kept, "m", "abc").save(tmp_path / "again")
         assert (tmp_path / "again").read_bytes() == first
     (tmp_path / "no").write_bytes(b"x")
-    with pytest.raises(BadInput, match="no keep-set file"):
+    with pytest.raises(BadInput, match="not a keep-set file"):
         KeepFile.load(tmp_path / "no")

@@ -203,7 +203,7 @@ def test_a_falsified_keep_set_file_is_refused(name: str, how: str, tmp_path: Pat
     else:
         tensors[name] = tensors[name][::-1].copy()
     save_file(tensors, path, metadata)
-    with pytest.raises(BadInput, match="no keep-set file"):
+    with pytest.raises(BadInput, match="not a keep-set file"):
         KeepFile.load(path)
 
 

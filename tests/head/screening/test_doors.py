@@ -64,7 +64,7 @@ def test_a_copy_is_held_against_the_weights(
     assert path is not None
     assert ScreenedHead.from_head(head, tmp_path).path == path
     tamper(path, name, row, value)
-    with pytest.raises(BadCheckpoint, match=r"no copy of this head's weights.*lmhead screen"):
+    with pytest.raises(BadCheckpoint, match=r"not a copy of this head's weights.*lmhead screen"):
         ScreenedHead.from_head(head, tmp_path)
     again = ScreenedHead.from_head(head, tmp_path, save=True, rebuild=True)
     h = torch.randn(5, D)

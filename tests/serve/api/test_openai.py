@@ -116,7 +116,7 @@ def test_json_schema_is_kept(client) -> None:
 @pytest.mark.parametrize(
     ("change", "param", "said"),
     [
-        ({"model": "other"}, "model", "alone"),
+        ({"model": "other"}, "model", "serves only"),
         ({"prompt": "x " * 2000}, "prompt", "tokens, but tiny reads at most 1,024"),
         ({"prompt": [[99999]]}, "prompt", "99,999"),
         ({"temperature": -1}, "temperature", "is -1; expected at least 0"),

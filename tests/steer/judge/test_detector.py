@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from lmhead.body.reading import read_once
 from lmhead.errors import BadInput
 from lmhead.loading import Model
 from lmhead.steer import SteeringVector
@@ -73,19 +74,30 @@ def test_train_eval_and_detect_read_every_text_once(
     monkeypatch.delenv("LMHEAD_STATES")
     model = tiny("llama")
     read: list[int] = []
+    ran: list[torch.Size] = []
+
+    def counted(*args: Any) -> Iterator[Any]:
+        for texts, *found in read_once(*args):
+            read.extend(texts)
+            yield texts, *found
 
     def count(_block: object, args: tuple[torch.Tensor], _result: object) -> None:
         if args[0].shape[1] > 2:  # not the two tokens that `Blocks` tries
-            read.append(len(args[0]))
+            ran.append(args[0].shape)
 
+    monkeypatch.setattr("lmhead.body.states.read_once", counted)
     hook = model.body.model.model.layers[0].register_forward_hook(count)
     try:
         vector = train(data, model, method="auto", **SMALL)
         evaluate(vector, data, model)
         found = detect(vector, list(data.rows), model)
+        assert len(read) == len({row.text for row in data.rows})
+        assert ran
+        ran.clear()
+        detect(vector, list(data.rows), model)
+        assert not ran
     finally:
         hook.remove()
-    assert sum(read) == len({row.text for row in data.rows})
     assert [d.text for d in found] == [row.text for row in data.rows]
     monkeypatch.setenv("LMHEAD_STATES", "0")
     fresh = detect(vector, list(data.rows), model)
@@ -124,10 +136,10 @@ def test_texts_that_cannot_be_scored(tiny: Tiny, data: Data, texts: list[str], s
 
 def test_what_is_no_detector(tiny: Tiny, data: Data) -> None:
     model = tiny("llama")
-    with pytest.raises(BadInput, match="no detector"):
+    with pytest.raises(BadInput, match="not a detector"):
         detect(SteeringVector(torch.ones(24), 1), ["a"], model)
     vector = train(data, model, method="probe", layer=1, **SMALL)
-    with pytest.raises(BadInput, match="no detector"):
+    with pytest.raises(BadInput, match="not a detector"):
         detect(2 * vector, ["a"], model)  # its bias was for the vector as it was
     with pytest.raises(BadInput, match="width 5"):
         detect(replace(vector, direction=torch.ones(5)), ["a"], model)

@@ -92,7 +92,7 @@ def test_truthfulqa_as_it_is(tmp_path: Path) -> None:
         ("a.csv", "words,label\nx,1\n", "has the fields words, label"),
         ("a.csv", "statement,label\n", "holds no rows"),
         ("a.csv", "prompt,true,false\na,b,b\n", "are the same"),
-        ("a.jsonl", "[1]\n", "no JSON object"),
+        ("a.jsonl", "[1]\n", "not a JSON object"),
         ("a.jsonl", "{\n", "a.jsonl:1 is not JSON"),
         ("a.txt", "x", "expected a name that ends in .csv or .jsonl"),
     ],

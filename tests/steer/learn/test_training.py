@@ -172,7 +172,7 @@ def test_steering_needs_pairs(tiny: Tiny, data: Data) -> None:
         ("statement,label\na,1\nb,0\n", {"alpha": -2.0}, "alpha is -2"),
         ("statement,label\na,1\nb,0\n", {"budget": -1.0}, "the budget is -1"),
         ("statement,label\na,1\nb,0\n", {"layer": "top"}, "the layer is 'top'"),
-        ("statement,label\na,1\nb,0\n", {"out": Path("v.bin")}, "name in [.]safetensors"),
+        ("statement,label\na,1\nb,0\n", {"out": Path("v.bin")}, "ends in [.]safetensors"),
     ],
 )
 def test_nothing_is_written_on_wrong_input(
