@@ -66,8 +66,9 @@ def ask_litellm(url: str, model: str, key: str) -> dict[str, Any]:
     import litellm
 
     to: Any = {"api_base": f"{url}/v1", "api_key": key}
-    talk: Any = {"model": f"openai/{model}", "messages": MESSAGES, "max_tokens": 6, "seed": 1, **to}
-    answer = litellm.completion(**talk, logprobs=True, top_logprobs=2)
+    talk: Any = {"model": f"openai/{model}", "messages": MESSAGES, "max_tokens": 6, "seed": 1,
+                 "logprobs": True, "top_logprobs": 2, **to}  # fmt: skip
+    answer = litellm.completion(**talk)
     said = answer.choices[0].message.content
     assert answer.choices[0].logprobs.content
     parts = litellm.completion(**talk, stream=True)
