@@ -188,13 +188,13 @@ def judge(model: str, corpus: Path, folders: list[Path]) -> None:
 
     from lmhead import load
     from lmhead.trim.estimate import News, binomial_interval
-    from lmhead.trim.listening import Group, listen_to_continuations, lots, read_lot
+    from lmhead.trim.observing import Group, lots, observe_continuations, read_lot
 
     loaded = load(model)
     rows = [loaded.encode(text.text)[:JUDGED] for text in Corpus((corpus,)) if text.text.strip()]
     rows = rows[:TEXTS]
     starts = [row[:32] for row in rows]
-    said = listen_to_continuations(loaded, Group(starts, heard=False), max_tokens=64)[0].texts
+    said = observe_continuations(loaded, Group(starts, whole=False), max_tokens=64)[0].texts
     read = []
     for lot in lots(rows):
         chosen = read_lot(loaded, lot)[1]

@@ -165,7 +165,7 @@ def read_saved_by_ranks(data: bytes, folder: Path) -> None:
 
 def targets() -> dict[str, tuple[bool, Callable[[], list[Any]], Reader]]:
     """Return name -> (whether it is JSON, what makes the seeds, what reads a file)."""
-    inputs = {"texts": [[1, 2]], "prompts": [[1]], "unheard": [], "max_tokens": 8, "binds": True}
+    inputs = {"texts": [[1, 2]], "prompts": [[1]], "fresh": [], "max_tokens": 8, "binds": True}
     report = {"form": "model", "proof_inputs": inputs}
     return {
         "vector": (False, lambda: [vector_seed()], read_vector),

@@ -1,4 +1,4 @@
-"""Listening to a model: its choices, its probability, and the honest interval."""
+"""Observing a model: its choices, its probability, and the honest interval."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,17 +8,17 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-import lmhead.trim.listening as listening_module
+import lmhead.trim.observing as observing_module
 from lmhead.loading import Model, load
-from lmhead.trim.coverage import Listening, covering, estimate
+from lmhead.trim.coverage import Observed, covering, estimate
 from lmhead.trim.estimate import News, binomial_interval
-from lmhead.trim.listening import (
+from lmhead.trim.observing import (
     AT_LEAST,
     Group,
     best_by_screen,
     continue_greedily,
-    listen,
-    listen_to_continuations,
+    observe_continuations,
+    observe_texts,
 )
 from lmhead.trim.sample import cut_prompts
 
@@ -28,33 +28,33 @@ def model(make_model: Callable[..., Path]) -> Model:
     return load(make_model("byte_level", "llama"))
 
 
-def listening(masses: list[float], chosen: list[int], positions: int = 10) -> Listening:
+def observed(masses: list[float], chosen: list[int], positions: int = 10) -> Observed:
     mask = torch.zeros(len(masses), dtype=torch.bool)
     mask[chosen] = True
-    return Listening(torch.tensor(masses, dtype=torch.float64), mask, mask.long(), positions)
+    return Observed(torch.tensor(masses, dtype=torch.float64), mask, mask.long(), positions)
 
 
-def test_listening_is_the_softmax_of_every_position(model: Model) -> None:
+def test_observing_is_the_softmax_of_every_position(model: Model) -> None:
     ids = list(range(300, 900))  # more than one window
-    heard, _ = listen(model, [ids])
+    seen, _ = observe_texts(model, [ids])
     p = []
     for at in (0, 256, 512):
         z = model.body.model(torch.tensor([ids[at : at + 256]])).logits[0, :, : model.reachable]
         p.append(torch.softmax(z.detach(), -1))
     p_all = torch.cat(p)
-    assert heard.positions == 600
-    torch.testing.assert_close(heard.mass.float(), p_all.sum(0), rtol=1e-4, atol=1e-6)
+    assert seen.positions == 600
+    torch.testing.assert_close(seen.mass.float(), p_all.sum(0), rtol=1e-4, atol=1e-6)
     choices = torch.bincount(p_all.argmax(-1), minlength=model.reachable)
-    assert torch.equal(heard.choices, choices)
-    assert heard.chosen[choices > 0].all()
+    assert torch.equal(seen.choices, choices)
+    assert seen.chosen[choices > 0].all()
 
 
 def test_greedy_continuations_are_those_of_transformers(model: Model) -> None:
     prompts = [list(range(n, n + length)) for n, length in ((300, 4), (500, 8), (700, 4))]
-    [said] = listen_to_continuations(model, Group(prompts, states=2), max_tokens=12)
-    heard, found = said.heard, said.texts
+    [said] = observe_continuations(model, Group(prompts, states=2), max_tokens=12)
+    seen, found = said.seen, said.texts
     # every position of the prompts, and every step
-    assert heard.positions == sum(len(p) - 1 for p in prompts) + sum(map(len, found))
+    assert seen.positions == sum(len(p) - 1 for p in prompts) + sum(map(len, found))
     assert [state.shape[0] for state in said.states] == [len(text) for text in found[:2]]
     for text, states in zip(found, said.states, strict=False):
         choices = model.head(states)[:, : model.reachable].argmax(-1).tolist()
@@ -65,42 +65,42 @@ def test_greedy_continuations_are_those_of_transformers(model: Model) -> None:
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
         )[0, len(prompt) :].tolist()
         assert text == made
-        assert heard.chosen[text].all()
+        assert seen.chosen[text].all()
     assert found == continue_greedily(model, prompts, 12)
 
 
 @pytest.mark.parametrize("large", [2**26, 0])  # by the product, and by the screen
-def test_groups_run_together_and_only_some_are_listened_to(
+def test_groups_run_together_and_only_some_choose_rows(
     model: Model, large: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening_module, "LARGE", large)
+    monkeypatch.setattr(observing_module, "LARGE", large)
     assert (best_by_screen(model) is None) == (large > 0)
     prompts = [list(range(n, n + length)) for n, length in ((300, 4), (500, 8), (700, 4))]
-    [first] = listen_to_continuations(model, Group(prompts[:1]), max_tokens=9)
-    [second] = listen_to_continuations(model, Group(prompts[1:]), max_tokens=9)
-    groups = Group(prompts[:1]), Group(prompts[1:], heard=False, states=1)
-    a, b = listen_to_continuations(model, *groups, max_tokens=9)
+    [first] = observe_continuations(model, Group(prompts[:1]), max_tokens=9)
+    [second] = observe_continuations(model, Group(prompts[1:]), max_tokens=9)
+    groups = Group(prompts[:1]), Group(prompts[1:], whole=False, states=1)
+    a, b = observe_continuations(model, *groups, max_tokens=9)
     assert (a.texts, b.texts) == (first.texts, second.texts)
-    torch.testing.assert_close(a.heard.mass, first.heard.mass, rtol=1e-4, atol=1e-6)
-    assert torch.equal(b.heard.choices, second.heard.choices)
-    assert torch.equal(b.heard.chosen, b.heard.choices > 0)
-    assert not b.heard.mass.any()
-    assert (b.heard.positions, len(b.states)) == (second.heard.positions, 1)
-    uncounted = Group(prompts[1:], heard=False, counted=False)
-    _, c = listen_to_continuations(model, groups[0], uncounted, max_tokens=9)
+    torch.testing.assert_close(a.seen.mass, first.seen.mass, rtol=1e-4, atol=1e-6)
+    assert torch.equal(b.seen.choices, second.seen.choices)
+    assert torch.equal(b.seen.chosen, b.seen.choices > 0)
+    assert not b.seen.mass.any()
+    assert (b.seen.positions, len(b.states)) == (second.seen.positions, 1)
+    uncounted = Group(prompts[1:], whole=False, counted=False)
+    _, c = observe_continuations(model, groups[0], uncounted, max_tokens=9)
     assert c.texts == b.texts
-    assert c.heard.positions == sum(map(len, c.texts))
+    assert c.seen.positions == sum(map(len, c.texts))
 
 
 def test_the_screen_leaves_what_is_nearly_a_tie_to_the_head(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening_module, "LARGE", 0)
+    monkeypatch.setattr(observing_module, "LARGE", 0)
     best = best_by_screen(model)
     assert best is not None
     h, _ = model.body(torch.arange(300, 420).view(4, 30))
     h = h.reshape(-1, h.shape[-1]).detach()
-    z = listening_module.logits(model.head, h)[:, : model.reachable].detach()
+    z = observing_module.logits(model.head, h)[:, : model.reachable].detach()
     assert torch.equal(best(h), z.argmax(-1))
     asked: list[int] = []
 
@@ -108,11 +108,11 @@ def test_the_screen_leaves_what_is_nearly_a_tie_to_the_head(
         asked.append(len(h))
         return head(h)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(listening_module, "logits", noting)
+    monkeypatch.setattr(observing_module, "logits", noting)
     two = z.topk(2).values
     leads = two[:, 0] - two[:, 1]
     middle = float(leads.sort().values[60:62].mean())  # between two of them
-    monkeypatch.setattr(listening_module, "NEAR_TIE", middle)
+    monkeypatch.setattr(observing_module, "NEAR_TIE", middle)
     assert torch.equal(best(h), z.argmax(-1))
     assert asked == [61]
 
@@ -138,15 +138,15 @@ def test_prompts_leave_something_to_say() -> None:
 
 
 def test_covering_adds_choices_then_the_likeliest() -> None:
-    heard = listening([50.0, 30.0, 10.0, 6.0, 3.0, 1.0, 0.0], chosen=[5])
-    assert covering(heard, {0, 1}, 0.0) == {5}
-    assert covering(heard, {0, 1}, 0.9) == {5, 2}
-    assert covering(heard, {0, 1}, 0.97) == {5, 2, 3}
-    assert covering(heard, {0, 1}, 1.0) == {5, 2, 3, 4}  # never what no one would say
-    assert covering(heard, {0, 1, 2, 3, 4, 5, 6, 99}, 1.0) == set()
+    seen = observed([50.0, 30.0, 10.0, 6.0, 3.0, 1.0, 0.0], chosen=[5])
+    assert covering(seen, {0, 1}, 0.0) == {5}
+    assert covering(seen, {0, 1}, 0.9) == {5, 2}
+    assert covering(seen, {0, 1}, 0.97) == {5, 2, 3}
+    assert covering(seen, {0, 1}, 1.0) == {5, 2, 3, 4}  # never what no one would say
+    assert covering(seen, {0, 1, 2, 3, 4, 5, 6, 99}, 1.0) == set()
     for share in (0.85, 0.95, 0.999):
-        kept = {0, 1} | covering(heard, {0, 1}, share)
-        assert heard.share(kept) >= share
+        kept = {0, 1} | covering(seen, {0, 1}, share)
+        assert seen.share(kept) >= share
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 50), (1, 50), (7, 50), (50, 50), (3, 4000)])
@@ -157,8 +157,8 @@ def test_the_interval_is_clopper_and_pearson(hits: int, trials: int) -> None:
 
 
 def test_the_estimate_counts_steps_and_texts() -> None:
-    heard = listening([1.0] * 6, chosen=[1, 4])
-    found = estimate(heard, [[1, 2], [2, 4], [4, 4]], {1, 2}, 2)
+    seen = observed([1.0] * 6, chosen=[1, 4])
+    found = estimate(seen, [[1, 2], [2, 4], [4, 4]], {1, 2}, 2)
     assert (found.texts, found.texts_left) == (3, 2)
     assert (found.steps, found.steps_left) == (10, 1)
     assert found.low < 2 / 3 < found.high
@@ -168,22 +168,22 @@ def test_batches_of_texts_are_heard_as_one_by_one(model: Model) -> None:
     rng = torch.Generator().manual_seed(0)
     lengths = torch.randint(1, 300, (40,), generator=rng).tolist()
     texts = [torch.randint(300, 2000, (n,), generator=rng).tolist() for n in lengths]
-    together, _ = listen(model, texts)
-    alone = [listen(model, [text])[0] for text in texts]
-    mass = sum((heard.mass for heard in alone[1:]), alone[0].mass)
+    together, _ = observe_texts(model, texts)
+    alone = [observe_texts(model, [text])[0] for text in texts]
+    mass = sum((seen.mass for seen in alone[1:]), alone[0].mass)
     torch.testing.assert_close(together.mass, mass, rtol=1e-4, atol=1e-6)
     assert together.positions == sum(lengths)
-    choices = sum((heard.choices for heard in alone[1:]), alone[0].choices)
+    choices = sum((seen.choices for seen in alone[1:]), alone[0].choices)
     assert int((together.choices - choices).abs().sum()) <= 4  # a tie may fall otherwise
 
 
-def test_listening_stops_when_it_is_known_how_much_is_new(model: Model) -> None:
+def test_reading_stops_when_it_is_known_how_much_is_new(model: Model) -> None:
     texts = [[400 + i % 7, *range(500, 530)] for i in range(1000)]
-    before, _ = listen(model, texts[:7])
-    heard, news = listen(model, texts, before=before, stop=True)  # the same few choices
-    assert AT_LEAST <= heard.positions < 10_000
+    before, _ = observe_texts(model, texts[:7])
+    seen, news = observe_texts(model, texts, before=before, stop=True)  # the same few choices
+    assert AT_LEAST <= seen.positions < 10_000
     assert news.is_known
-    whole, _ = listen(model, texts[:200], stop=False)
+    whole, _ = observe_texts(model, texts[:200], stop=False)
     assert whole.positions == 200 * 31
 
 
@@ -201,9 +201,9 @@ def test_news_have_an_interval_over_texts() -> None:
 
 def test_a_lot_is_judged_by_what_would_be_kept_without_it(model: Model) -> None:
     texts = [[400 + i % 7, *range(500, 530)] for i in range(200)]
-    first, news = listen(model, texts)
+    first, news = observe_texts(model, texts)
     assert 0 < news.rate < 0.5  # the first lot knows nothing, the others the same few choices
-    _, again = listen(model, texts, before=first)
+    _, again = observe_texts(model, texts, before=first)
     assert again.rate == 0
     everything = range(model.reachable)
-    assert listen(model, texts, known=everything)[1].rate == 0
+    assert observe_texts(model, texts, known=everything)[1].rate == 0

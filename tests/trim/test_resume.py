@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lmhead.files.contents import entries
-from lmhead.trim import hearing, resume
+from lmhead.trim import observations, resume
 from lmhead.trim.corpus import Corpus
 from lmhead.trim.report import TrimRequest
 from lmhead.trim.resume import Memory
@@ -31,7 +31,7 @@ from lmhead.trim.run import trim_model
 
 @contextmanager
 def progress(title, total=None):
-    if title == "listening to the model as it reads":
+    if title == "watching the model read":
         os.kill(os.getpid(), signal.SIGKILL)
     yield lambda n: None
 
@@ -61,11 +61,11 @@ def nothing_is_asked_again(monkeypatch: pytest.MonkeyPatch, *names: str) -> Iter
 
     with monkeypatch.context() as patch:
         for name in names:
-            patch.setattr(hearing, name, fail)
+            patch.setattr(observations, name, fail)
         yield
 
 
-def test_killed_in_the_midst_of_listening_it_goes_on_to_the_same_bytes(
+def test_killed_in_the_middle_of_reading_it_goes_on_to_the_same_bytes(
     make_model: Callable[..., Path],
     corpus_file: Path,
     cache: Path,
@@ -77,13 +77,13 @@ def test_killed_in_the_midst_of_listening_it_goes_on_to_the_same_bytes(
     killed = subprocess.run([sys.executable, "-c", KILLED, *places], check=False)
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "killed.safetensors").exists()
-    [kept] = (cache / "listening").iterdir()
+    [kept] = (cache / "observations").iterdir()
     assert sorted(p.stem for p in kept.iterdir()) == ["continuations"]
 
-    with nothing_is_asked_again(monkeypatch, "listen_to_continuations"):
+    with nothing_is_asked_again(monkeypatch, "observe_continuations"):
         resumed = trim(model, corpus_file, tmp_path / "resumed.safetensors")
     assert sorted(p.stem for p in kept.iterdir()) == ["continuations", "texts"]
-    with nothing_is_asked_again(monkeypatch, "listen_to_continuations", "listen"):
+    with nothing_is_asked_again(monkeypatch, "observe_continuations", "observe_texts"):
         again = trim(model, corpus_file, tmp_path / "again.safetensors")
     fresh = trim(model, corpus_file, tmp_path / "fresh.safetensors", resume=False)
     assert resumed == again == fresh
@@ -91,7 +91,7 @@ def test_killed_in_the_midst_of_listening_it_goes_on_to_the_same_bytes(
 
     # Another question is not answered by what was said to this one, nor by half a file.
     with (
-        nothing_is_asked_again(monkeypatch, "listen_to_continuations"),
+        nothing_is_asked_again(monkeypatch, "observe_continuations"),
         pytest.raises(AssertionError, match="asked again"),
     ):
         trim(model, corpus_file, tmp_path / "longer.safetensors", max_tokens=7)
@@ -106,9 +106,9 @@ def test_the_oldest_answers_make_room(cache: Path, monkeypatch: pytest.MonkeyPat
     for number, key in enumerate(("first", "second", "third")):
         made = Memory(key).once("stage", lambda: {"a": torch.arange(3)})
         assert made["a"].tolist() == [0, 1, 2]
-        path = cache / "listening" / key / "stage.safetensors"
+        path = cache / "observations" / key / "stage.safetensors"
         os.utime(path, (number + 1, number + 1))
-    assert sorted(p.name for p in (cache / "listening").iterdir()) == ["second", "third"]
+    assert sorted(p.name for p in (cache / "observations").iterdir()) == ["second", "third"]
     found = Memory("third").once("stage", dict)
     assert found["a"].tolist() == [0, 1, 2]
     assert not (cache / "none").exists()

@@ -47,8 +47,8 @@ def test_a_trimmed_model_is_its_original_on_the_kept_ids(
     source = make_model(kind, arch, tied)
     report = trim_model(request(source, corpus_file, coverage=0.9), tmp_path / "out")
     assert report.proof is not None
-    *checks, unheard = report.proof.checks
-    assert (unheard.name, unheard.passed) == ("unheard prompts with other greedy text", True)
+    *checks, fresh = report.proof.checks
+    assert (fresh.name, fresh.passed) == ("fresh prompts with other greedy text", True)
     assert {check.name: check.failed for check in checks} == {
         "id map": 0,
         "weights that differ": 0,

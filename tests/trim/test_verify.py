@@ -52,10 +52,10 @@ def test_a_right_trim_is_right_without_its_corpus(source: Path, trimmed: Path) -
     made = {check["name"]: check for check in report["proof"]["checks"]}
     for check in proof.checks[-3:]:  # the same logits, the same prompts
         assert check.to_dict() == made[check.name]
-    unheard = made["unheard prompts with other greedy text"]
-    assert unheard["tested"] == 10
-    assert unheard["failed"] > 0  # told, and explained: no promise was made of these
-    assert "dropped token" in unheard["note"]
+    fresh = made["fresh prompts with other greedy text"]
+    assert fresh["tested"] == 10
+    assert fresh["failed"] > 0  # told, and explained: no promise was made of these
+    assert "dropped token" in fresh["note"]
 
 
 def test_a_trimmed_folder_is_none_that_llama_cpps_converter_knows(
@@ -168,7 +168,7 @@ def test_a_keep_set_is_proved_published_and_verified(
     checks = {check.name: check for check in report.proof.checks}
     assert checks["texts with other logits"].failed == 0
     assert checks["prompts with other greedy text"].failed == 0
-    assert checks["unheard prompts with other greedy text"].failed > 0
+    assert checks["fresh prompts with other greedy text"].failed > 0
     reported = json.loads((tmp_path / f"keep.safetensors.{REPORT}").read_text())
     assert reported["proof"]["passed"]
     again, recorded = verify_path(str(source), out)
@@ -213,7 +213,7 @@ def test_a_falsified_keep_set_file_is_refused(name: str, how: str, tmp_path: Pat
         {"texts": "x"},
         {"prompts": [[1, -2]]},
         {"prompts": [[1] * 100_000]},
-        {"unheard": [[]]},
+        {"fresh": [[]]},
         {"texts": [[True]]},
         {"max_tokens": 10**9},
         {"max_tokens": "8"},
@@ -223,6 +223,9 @@ def test_a_falsified_keep_set_file_is_refused(name: str, how: str, tmp_path: Pat
 def test_inputs_that_lmhead_did_not_write_are_refused(change: dict[str, Any]) -> None:
     good = ProofInputs(((1, 2),), ((1,),), ((2,),), 8, True)
     assert ProofInputs.from_dict(json.loads(json.dumps(good.to_dict()))) == good
+    earlier = good.to_dict()
+    earlier["unheard"] = earlier.pop("fresh")
+    assert ProofInputs.from_dict(earlier) == good
     with pytest.raises(BadInput, match="proof_inputs"):
         ProofInputs.from_dict({**good.to_dict(), **change})
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from lmhead.errors import BadInput, LMHeadError
-from lmhead.trim import counts, hearing
+from lmhead.trim import counts, observations
 from lmhead.trim.corpus import Corpus
-from lmhead.trim.hearing import shares
-from lmhead.trim.listening import Group
+from lmhead.trim.observations import shares
+from lmhead.trim.observing import Group
 from lmhead.trim.report import TrimRequest
 from lmhead.trim.run import trim_model
 from lmhead.trim.tokenizer import TokenizerJson
@@ -73,7 +73,7 @@ def test_a_trim_on_ray_is_the_same_folder_also_when_a_worker_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(counts, "_LOT", 8000)  # several jobs that count
-    monkeypatch.setattr(hearing, "SHARE", 16)  # several shares of few prompts
+    monkeypatch.setattr(observations, "SHARE", 16)  # several shares of few prompts
     source = make_model("byte_level", "llama", False)
     asked: dict[str, Any] = {"coverage": 0.9, "resume": False}
     asked |= {"positions": 2500, "continuations": 12, "max_tokens": 6}

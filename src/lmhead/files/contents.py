@@ -17,7 +17,7 @@ KINDS = {
     "heads": "head of a GGUF file",
     "bodies": "blocks of a GGUF file",
     "screens": "int8 copy of a head",
-    "listening": "what a model said, for a trim",
+    "observations": "what a model said, for a trim",
     "states": "states of texts, for steer and detect",
 }
 

@@ -1,7 +1,7 @@
 """What the model itself would say: the output side of a keep-set.
 
 A corpus tells which tokens are read. A model may answer with tokens that the corpus does not hold,
-and a keep-set without them changes the answer. So listen to the model (`listening`): at positions
+and a keep-set without them changes the answer. So watch the model (`observing`): at positions
 of the corpus, and along its own greedy continuations of it. Keep its choice at each of these
 positions, and then the likeliest ids until a share of all probability is held: the coverage.
 
@@ -19,7 +19,7 @@ from lmhead.trim.estimate import Estimate, binomial_interval
 
 
 @dataclass(frozen=True)
-class Listening:
+class Observed:
     """What a model said at some positions."""
 
     mass: Tensor  # [V] float64: the probability of each id, summed over positions
@@ -27,8 +27,8 @@ class Listening:
     choices: Tensor  # [V] int64: how often it was the greedy choice
     positions: int
 
-    def __add__(self, other: "Listening") -> "Listening":
-        return Listening(
+    def __add__(self, other: "Observed") -> "Observed":
+        return Observed(
             self.mass + other.mass,
             self.chosen | other.chosen,
             self.choices + other.choices,
@@ -41,9 +41,9 @@ class Listening:
         return float(self.mass[index].sum() / self.mass.sum())
 
 
-def nothing(V: int) -> Listening:
+def nothing(V: int) -> Observed:
     """Return what is known before a model has said anything."""
-    return Listening(
+    return Observed(
         torch.zeros(V, dtype=torch.float64),
         torch.zeros(V, dtype=torch.bool),
         torch.zeros(V, dtype=torch.long),
@@ -51,17 +51,17 @@ def nothing(V: int) -> Listening:
     )
 
 
-def covering(heard: Listening, kept: Iterable[int], share: float) -> set[int]:
+def covering(seen: Observed, kept: Iterable[int], share: float) -> set[int]:
     """Return the ids to add to `kept`: every choice, then the likeliest, until `share` is held."""
-    held = mask_of(kept, len(heard.mass))
-    return set((covered(heard, held, share) & ~held).nonzero()[:, 0].tolist())
+    held = mask_of(kept, len(seen.mass))
+    return set((covered(seen, held, share) & ~held).nonzero()[:, 0].tolist())
 
 
-def covered(heard: Listening, held: Tensor, share: float) -> Tensor:
+def covered(seen: Observed, held: Tensor, share: float) -> Tensor:
     """Return `held [V]` with every choice, and the likeliest, until `share` is held: a mask."""
-    found = held | heard.chosen
-    outside = heard.mass.masked_fill(found, 0.0)
-    lacking = float(outside.sum() - (1 - share) * heard.mass.sum())
+    found = held | seen.chosen
+    outside = seen.mass.masked_fill(found, 0.0)
+    lacking = float(outside.sum() - (1 - share) * seen.mass.sum())
     if lacking > 0:
         mass, order = outside.sort(descending=True, stable=True)
         before = mass.cumsum(0) - mass
@@ -77,16 +77,16 @@ def mask_of(ids: Iterable[int], V: int) -> Tensor:
 
 
 def estimate(
-    heard: Listening, continuations: Sequence[Sequence[int]], kept: Iterable[int], max_tokens: int
+    seen: Observed, continuations: Sequence[Sequence[int]], kept: Iterable[int], max_tokens: int
 ) -> Estimate:
     """Tell how often the model left `kept`, in steps and in whole continuations."""
     ids = set(kept)
-    inside = mask_of(ids, len(heard.mass))
+    inside = mask_of(ids, len(seen.mass))
     left = sum(any(i not in ids for i in text) for text in continuations)
     low, high = binomial_interval(left, len(continuations))
     return Estimate(
-        steps=heard.positions,
-        steps_left=int(heard.choices[~inside].sum()),
+        steps=seen.positions,
+        steps_left=int(seen.choices[~inside].sum()),
         texts=len(continuations),
         texts_left=left,
         max_tokens=max_tokens,

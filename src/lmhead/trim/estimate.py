@@ -51,7 +51,7 @@ class News:
 
     @property
     def is_known(self) -> bool:
-        """Whether listening on would tell little more."""
+        """Whether reading on would tell little more."""
         return (self.high - self.low) / 2 <= ENOUGH
 
     @classmethod

@@ -25,7 +25,7 @@ from lmhead.progress import Progress
 from lmhead.trim.folder import ModelFolder
 from lmhead.trim.idmap import TrimMap
 from lmhead.trim.inputs import Greedy, ProofInputs
-from lmhead.trim.listening import continue_greedily, few_threads, logits
+from lmhead.trim.observing import continue_greedily, few_threads, logits
 from lmhead.trim.proof import Check
 
 FEW_TOKENS = 256  # for which a second thread waits longer than it works, where others run
@@ -135,7 +135,7 @@ def partings(
         new = logits(head, h)[:, : model.reachable].argmax(-1)
         return new, canonical[new]
 
-    prompts = [*inputs.prompts, *inputs.unheard]
+    prompts = [*inputs.prompts, *inputs.fresh]
     known = {at: greedy[row] for at, row in enumerate(prompts) if row in greedy}
     others = [at for at in range(len(prompts)) if at not in known]
     parted: list[Parting | None] = [None] * len(prompts)
@@ -194,11 +194,11 @@ def check_logits(old: list[Tensor], new: list[Tensor]) -> Check:
 
 def check_greedy(inputs: ProofInputs, parted: Sequence[Parting | None]) -> list[Check]:
     """Judge where greedy texts part: promised ones may not, others only for a reason."""
-    heard, unheard = parted[: len(inputs.prompts)], parted[len(inputs.prompts) :]
+    seen, fresh = parted[: len(inputs.prompts)], parted[len(inputs.prompts) :]
     name = "prompts with other greedy text"
-    checks = [_greedy(name, heard, inputs.max_tokens, inputs.binds)]
-    if unheard:  # how often they part is an estimate; that they part for no reason is a failure
-        checks.append(_greedy(f"unheard {name}", unheard, inputs.max_tokens, False))
+    checks = [_greedy(name, seen, inputs.max_tokens, inputs.binds)]
+    if fresh:  # how often they part is an estimate; that they part for no reason is a failure
+        checks.append(_greedy(f"fresh {name}", fresh, inputs.max_tokens, False))
     return checks
 
 

@@ -27,13 +27,13 @@ Greedy = dict[tuple[int, ...], "tuple[list[int], Tensor]"]
 class ProofInputs:
     """What the models run on, as ids of the original: the same in every proof of one trim.
 
-    `prompts` are those that the model was listened to on (or any, where it was not listened to);
-    `unheard` are others, of the same corpus. `binds`: greedy text on `prompts` is promised.
+    `prompts` are those that rows were chosen by (or any, where the model was not run);
+    `fresh` are others, of the same corpus. `binds`: greedy text on `prompts` is promised.
     """
 
     texts: tuple[tuple[int, ...], ...]
     prompts: tuple[tuple[int, ...], ...]
-    unheard: tuple[tuple[int, ...], ...] = ()
+    fresh: tuple[tuple[int, ...], ...] = ()
     max_tokens: int = 64
     binds: bool = False
 
@@ -41,7 +41,7 @@ class ProofInputs:
         """Return the JSON object."""
         rows = {
             name: [list(row) for row in getattr(self, name)]
-            for name in ("texts", "prompts", "unheard")
+            for name in ("texts", "prompts", "fresh")
         }
         return {**rows, "max_tokens": self.max_tokens, "binds": self.binds}
 
@@ -65,7 +65,8 @@ class ProofInputs:
             steps, binds = data["max_tokens"], data["binds"]
             if type(steps) is not int or not 0 < steps <= _LONGEST or type(binds) is not bool:
                 raise ValueError("max_tokens")
-            return cls(rows("texts"), rows("prompts"), rows("unheard"), steps, binds)
+            fresh = "fresh" if "fresh" in data else "unheard"  # its name in earlier reports
+            return cls(rows("texts"), rows("prompts"), rows(fresh), steps, binds)
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(
                 f"the proof_inputs of {REPORT} are not what lmhead wrote ({error!r}); trim again"
@@ -85,7 +86,7 @@ class ProofInputs:
             self,
             texts=good(self.texts)[:LOGIT_TEXTS] or any_row,
             prompts=good(self.prompts) or any_row,
-            unheard=good(self.unheard),
+            fresh=good(self.fresh),
         )
 
 
@@ -121,7 +122,7 @@ class Proof:
 
 def inputs_of(
     samples: Sequence[Sequence[int]],
-    unheard: Sequence[Sequence[int]] = (),
+    fresh: Sequence[Sequence[int]] = (),
     *,
     max_tokens: int,
     binds: bool,
@@ -131,7 +132,7 @@ def inputs_of(
     return ProofInputs(
         tuple(texts),
         tuple(map(tuple, cut_prompts(samples))),
-        tuple(map(tuple, cut_prompts(unheard))),
+        tuple(map(tuple, cut_prompts(fresh))),
         max_tokens,
         binds,
     )

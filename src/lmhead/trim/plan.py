@@ -1,4 +1,4 @@
-"""What a trim would keep: the corpus is read once, the model is listened to once."""
+"""What a trim would keep: the corpus is read once, the model runs once."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -25,8 +25,8 @@ from lmhead.trim.workers import OnRay, joined
 
 if TYPE_CHECKING:
     from lmhead.loading import Model
-    from lmhead.trim.coverage import Listening
-    from lmhead.trim.hearing import Heard
+    from lmhead.trim.coverage import Observed
+    from lmhead.trim.observations import Observations
 
 Parts = dict[str, set[int]]
 PRICED = (0.0, 0.9, 0.99, 0.999, 0.9999)  # coverages that a report tells the price of
@@ -38,7 +38,7 @@ class Work:
     def __init__(self, request: TrimRequest, progress: Progress, *, plain: bool = False) -> None:
         self.request, self.progress = request, progress
         self.folder = ModelFolder.open(resolve(request.model, progress), plain=plain)
-        self.heard_count = self.held_count = 0
+        self.continued_count = self.held_count = 0
         self.greedy: Greedy = {}
 
     @cached_property
@@ -88,7 +88,7 @@ class Work:
     def samples(self) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
         """Texts of the corpus as ids, in a random order; those held back; more for the proof.
 
-        Only the first ones are listened to.
+        Rows are chosen by the first ones only.
         """
         if self.survey is None:
             return [], [], []
@@ -102,16 +102,16 @@ class Work:
         """Return the texts that the model can read: a tokenizer may know ids that have no row."""
         return [row.tolist() for row in sample.texts if int(row.max()) < self.folder.rows]
 
-    def _heard(self, kept_anyway: frozenset[int]) -> "Heard":
+    def _observed(self, kept_anyway: frozenset[int]) -> "Observations":
         """Run the model over texts of the corpus, and over its own continuations of them."""
-        from lmhead.trim.hearing import Question, hear
+        from lmhead.trim.observations import Question, observe
 
         request = self.request
-        texts, held, unheard = self.samples
+        texts, held, fresh = self.samples
         question = Question(
             texts,
             held,
-            unheard,
+            fresh,
             kept_anyway,
             1.0 if request.coverage is None else request.coverage,
             request.positions,
@@ -119,8 +119,8 @@ class Work:
             request.max_tokens,
             request.proof_prompts,
         )
-        self.heard_count, self.held_count = question.heard_count, len(question.held_prompts)
-        return hear(
+        self.continued_count, self.held_count = question.continued_count, len(question.held_prompts)
+        return observe(
             self.folder,
             lambda: self.model,
             question,
@@ -147,7 +147,7 @@ class Work:
 
         def chosen(
             of: tuple[Counts | None, Parts, frozenset[int]],
-            said: "Listening | None" = None,
+            said: "Observed | None" = None,
             share: float = 0.0,
         ) -> KeepSet:
             counts, parts, base = of
@@ -165,19 +165,19 @@ class Work:
         if request.coverage is None:
             return chosen(of_all), None
         of_first = asked(first)
-        heard = self._heard(of_first[2])
-        self.greedy = heard.greedy
+        seen = self._observed(of_first[2])
+        self.greedy = seen.greedy
 
         from lmhead.trim.coverage import estimate as estimated
 
         def price(share: float) -> tuple[KeepSet, Price]:
-            final = chosen(of_all, heard.known, share)
+            final = chosen(of_all, seen.known, share)
             estimate = None
-            if heard.held is not None:
+            if seen.held is not None:
                 # The keep-set that knows nothing of the texts held back; the final one has their
                 # tokens too.
-                blind = chosen(of_first, heard.known, share)
-                estimate = estimated(heard.held, heard.continuations, blind.ids, request.max_tokens)
+                blind = chosen(of_first, seen.known, share)
+                estimate = estimated(seen.held, seen.continuations, blind.ids, request.max_tokens)
             return final, Price(share, sum(i < self.folder.rows for i in final.ids), estimate)
 
         final, paid = price(request.coverage)
@@ -185,10 +185,10 @@ class Work:
         others = () if request.keep.size is not None else PRICED
         return final, Coverage(
             wanted=request.coverage,
-            share=heard.known.share(final.ids),
-            positions=heard.known.positions,
+            share=seen.known.share(final.ids),
+            positions=seen.known.positions,
             added=final.reasons.get("model", 0),
-            new_choices=heard.news,
+            new_choices=seen.news,
             estimate=paid.estimate,
             prices=tuple(
                 paid if share == request.coverage else price(share)[1]
@@ -205,9 +205,9 @@ class Work:
         if report.coverage is None:
             return inputs_of(texts[:count], max_tokens=steps, binds=False)
         binds = report.reasons.get("size") is None
-        heard = texts[: min(-(-count // 2), self.heard_count)]
-        unheard = [*held[: min(count // 2, self.held_count)], *others]
-        return inputs_of(heard, unheard, max_tokens=steps, binds=binds)
+        seen = texts[: min(-(-count // 2), self.continued_count)]
+        fresh = [*held[: min(count // 2, self.held_count)], *others]
+        return inputs_of(seen, fresh, max_tokens=steps, binds=binds)
 
     def report(self, form: Form) -> TrimReport:
         """Choose what to keep, and tell what that saves."""

@@ -84,8 +84,8 @@ def _inputs(
 
 def _fewer(inputs: ProofInputs, prompts: int | None, max_tokens: int | None) -> ProofInputs:
     if prompts is not None:
-        inputs = replace(inputs, prompts=inputs.prompts[:prompts], unheard=inputs.unheard[:prompts])
-    if max_tokens is not None:  # longer texts than those listened to were never promised
+        inputs = replace(inputs, prompts=inputs.prompts[:prompts], fresh=inputs.fresh[:prompts])
+    if max_tokens is not None:  # texts longer than those observed were never promised
         promised = inputs.binds and max_tokens <= inputs.max_tokens
         inputs = replace(inputs, max_tokens=max_tokens, binds=promised)
     return inputs

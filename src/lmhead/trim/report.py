@@ -86,7 +86,7 @@ class Coverage:
     share: float  # of all probability, averaged over positions
     positions: int
     added: int  # ids that nothing else asked for
-    new_choices: News  # how often it still said something new when listening ended
+    new_choices: News  # how often it still chose something new at the end
     estimate: Estimate | None
     prices: tuple[Price, ...] = ()  # of other coverages
 

@@ -1,6 +1,6 @@
 """What a model said, kept in the cache: a trim that was stopped goes on from there.
 
-One folder of `<cache>/listening` for each question, named by the hash of all that decides over the
+One folder of `<cache>/observations` for each question, named by the hash of all that decides the
 answer: the weights, the tokenizer, the texts, what is kept anyway, the limits, and the versions of
 what computes. A stage is written when it is done, whole or not at all. The newest folders are kept,
 as long as they are few and small.
@@ -23,12 +23,12 @@ from lmhead.files.contents import Entry, entries, remove
 from lmhead.files.stamp import read_stamp, refuse_strangers, sha256_of
 from lmhead.files.whole import sweep, written_whole
 
-KIND = "listening"
+KIND = "observations"
 MOST, NBYTES = 16, 2**28  # folders and bytes that are kept
 
 
 class Memory:
-    """The stages of one listening that are done, by name; without a key nothing is kept."""
+    """The stages of one observation that are done, by name; without a key nothing is kept."""
 
     def __init__(self, key: str | None) -> None:
         self.folder = None if key is None else cache_root() / KIND / key

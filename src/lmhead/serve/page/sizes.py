@@ -13,12 +13,12 @@ from lmhead.errors import BadInput, LMHeadError
 from lmhead.loading import Model
 from lmhead.progress import Progress
 from lmhead.steer.prompts import NEUTRAL
-from lmhead.trim.coverage import Listening
+from lmhead.trim.coverage import Observed
 from lmhead.trim.folder import ModelFolder
 from lmhead.trim.keepset import BLOCK, tail
-from lmhead.trim.listening import listen
+from lmhead.trim.observing import observe_texts
 
-_POSITIONS = 20_000  # tokens of a text that are listened to at most
+_POSITIONS = 20_000  # tokens of a text that the model reads at most
 _KINDS = (("attention", ("attn", "attention")), ("mlp", ("mlp", "ffn", "feed_forward", "moe")))
 
 
@@ -86,7 +86,7 @@ def _kind(name: str) -> str:
 def coverage(model: Model, text: str | None, progress: Progress) -> dict[str, Any]:
     """Tell which share of probability the most useful rows hold, for every number of rows.
 
-    `text` is what the model is listened to on, a paragraph after the other; plain sentences that
+    `text` is what the model reads, a paragraph after the other; plain sentences that
     come with lmhead without one. Rows come in whole blocks, and a token with all that it is made
     of, as a trim takes them.
     """
@@ -98,15 +98,15 @@ def coverage(model: Model, text: str | None, progress: Progress) -> dict[str, An
         if left > 0:
             encoded.append(model.tokenizer(one)["input_ids"][:left])
             left -= len(encoded[-1])
-    heard, _ = listen(model, [ids for ids in encoded if ids], progress=progress)
-    order, always, note = _order(model, heard)
-    share = heard.mass[torch.tensor(order)].cumsum(0) / heard.mass.sum()
+    seen, _ = observe_texts(model, [ids for ids in encoded if ids], progress=progress)
+    order, always, note = _order(model, seen)
+    share = seen.mass[torch.tensor(order)].cumsum(0) / seen.mass.sum()
     least = -(-max(always, 1) // BLOCK) * BLOCK
     rows = [*range(least, len(order), BLOCK), len(order)]
-    covered = heard.choices > 0
+    covered = seen.choices > 0
     chosen = torch.cumsum(covered[torch.tensor(order)].long(), 0)
     return {
-        "positions": heard.positions,
+        "positions": seen.positions,
         "always": always,
         "rows": rows,
         "share": [float(share[n - 1]) for n in rows],
@@ -116,9 +116,9 @@ def coverage(model: Model, text: str | None, progress: Progress) -> dict[str, An
     }
 
 
-def _order(model: Model, heard: Listening) -> tuple[list[int], int, str | None]:
+def _order(model: Model, seen: Observed) -> tuple[list[int], int, str | None]:
     """Return the ids in the order in which a trim would take them, and how many it always does."""
-    mass = heard.mass.tolist()
+    mass = seen.mass.tolist()
     by_mass = sorted(range(len(mass)), key=lambda i: (-mass[i], i))
     if model.folder is None:
         return by_mass, 0, "the model is not from a folder: what a token is made of is left out"

@@ -1,7 +1,7 @@
-"""Listening to a model: it reads texts, continues prompts, and what it says is added up.
+"""Observing a model: it reads texts, continues prompts, and what it says is added up.
 
 Continuations of all kinds run together, in one batch of the engine; the positions of their prompts
-are heard in the same pass. The states of some are kept, so that a proof need not run them again.
+are seen in the same pass. The states of some are kept, so that a proof need not run them again.
 
 Symbols: h what enters the head `[..., d]`, z logits `[..., V]`, p probabilities `[..., V]`.
 """
@@ -21,7 +21,7 @@ from lmhead.generation import Engine, Request
 from lmhead.loading import Model
 from lmhead.progress import Progress, silent
 from lmhead.sampling import Sampler, SamplingParams
-from lmhead.trim.coverage import Listening, covered, mask_of, nothing
+from lmhead.trim.coverage import Observed, covered, mask_of, nothing
 from lmhead.trim.estimate import News
 from lmhead.trim.sample import WINDOW
 from lmhead.trim.workers import Here, Workers
@@ -33,19 +33,19 @@ LOGITS, ROWS = 2**24, 96  # logits that are held at once, but so many rows: W is
 NEAR_TIE = 0.01  # logits; nearer than this, rounding in another batch may choose the other
 FEW_ROWS = 64  # whose products two threads take nearly twice the time of one for
 LARGE = 2**26  # weights of a head, from which on its screen finds a choice much sooner
-AT_LEAST = 2048  # positions of texts, before listening may stop
+AT_LEAST = 2048  # positions of texts, before reading may stop
 
 
-class Listener:
+class Observer:
     """Adds up what a model says; its choices alone, if not the `whole` of what it might say."""
 
     def __init__(self, model: Model, *, whole: bool = True) -> None:
         self.model, self.whole = model, whole
-        self.heard = nothing(model.reachable)
+        self.seen = nothing(model.reachable)
 
-    def hear(self, h: Tensor) -> Tensor:
+    def observe(self, h: Tensor) -> Tensor:
         """Take in the states `h [n, d]` that enter the head, return the greedy choices `[n]`."""
-        return hear([self], torch.zeros(len(h), dtype=torch.long), h)
+        return observe([self], torch.zeros(len(h), dtype=torch.long), h)
 
     def take(self, z: Tensor, best: Tensor, choice: Tensor) -> None:
         """Add up logits `z [n, V]`, which are changed, the best of each row and whose it is."""
@@ -54,33 +54,33 @@ class Listener:
 
     def count(self, choice: Tensor, near: Tensor | None = None, mass: Tensor | None = None) -> None:
         """Add up choices `[n]` alone, or with what is near them and the probability of all."""
-        heard = self.heard
-        count = torch.bincount(choice, minlength=len(heard.choices))
-        self.heard = Listening(
-            heard.mass if mass is None else heard.mass + mass.double(),
-            heard.chosen | (count > 0 if near is None else near),
-            heard.choices + count,
-            heard.positions + len(choice),
+        seen = self.seen
+        count = torch.bincount(choice, minlength=len(seen.choices))
+        self.seen = Observed(
+            seen.mass if mass is None else seen.mass + mass.double(),
+            seen.chosen | (count > 0 if near is None else near),
+            seen.choices + count,
+            seen.positions + len(choice),
         )
 
 
-def hear(
-    listeners: Sequence[Listener], owner: Tensor, h: Tensor, quick: "Best | None" = None
+def observe(
+    observers: Sequence[Observer], owner: Tensor, h: Tensor, quick: "Best | None" = None
 ) -> Tensor:
-    """Give the states `h [n, d]` to their listeners; return the greedy choices `[n]`.
+    """Give the states `h [n, d]` to their observers; return the greedy choices `[n]`.
 
     `quick` finds the choices of those that want no more than them.
     """
-    model = listeners[0].model
-    whole = torch.tensor([listener.whole for listener in listeners])[owner]
+    model = observers[0].model
+    whole = torch.tensor([observer.whole for observer in observers])[owner]
     if quick is not None and not bool(whole.all()):
         found = torch.empty(len(h), dtype=torch.long)
         if bool(whole.any()):
-            found[whole] = hear(listeners, owner[whole], h[whole])
+            found[whole] = observe(observers, owner[whole], h[whole])
         found[~whole] = quick(h[~whole])
-        for at, listener in enumerate(listeners):
-            if not listener.whole:
-                listener.count(found[owner == at])
+        for at, observer in enumerate(observers):
+            if not observer.whole:
+                observer.count(found[owner == at])
         return found
     V = model.reachable
     most = max(ROWS, LOGITS // V)
@@ -88,12 +88,12 @@ def hear(
     for part, owners in zip(torch.split(h, most), torch.split(owner, most), strict=True):
         z: Tensor = logits(model.head, part).float()[:, :V]  # [n, V]
         best, choice = z.max(-1)
-        for at, listener in enumerate(listeners):
+        for at, observer in enumerate(observers):
             mine = rows_of(owners, at)
-            if len(choice[mine]) and listener.whole:
-                listener.take(z[mine], best[mine], choice[mine])
+            if len(choice[mine]) and observer.whole:
+                observer.take(z[mine], best[mine], choice[mine])
             elif len(choice[mine]):
-                listener.count(choice[mine])
+                observer.count(choice[mine])
         choices.append(choice)
     return torch.cat(choices)
 
@@ -160,55 +160,55 @@ def lots(texts: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
             yield lot
 
 
-def listen(
+def observe_texts(
     model: Model,
     texts: Sequence[Sequence[int]],
     *,
     known: Iterable[int] = (),
-    before: Listening | None = None,
+    before: Observed | None = None,
     share: float = 0.0,
     stop: bool = False,
-    title: str = "listening to the model as it reads",
+    title: str = "watching the model read",
     workers: Workers | None = None,
     progress: Progress = silent,
-) -> tuple[Listening, News]:
+) -> tuple[Observed, News]:
     """Run the model over texts, given as ids, and note what it would say after every token.
 
     `known` are ids that are kept anyway, `before` is what it said before, and `share` the coverage:
     with these every lot is judged by what would be kept without it. With `stop`, the texts come in
-    a random order, and listening ends as soon as it is known well enough how often that is left.
+    a random order, and reading ends as soon as it is known well enough how often that is left.
     `workers` run the model; this process, if not given.
     """
     windows = [list(ids[at : at + WINDOW]) for ids in texts for at in range(0, len(ids), WINDOW)]
     held = mask_of(known, model.reachable)
-    heard = nothing(model.reachable)
-    earlier = before or heard
+    seen = nothing(model.reachable)
+    earlier = before or seen
     judged: list[tuple[int, int]] = []
     todo = list(lots(windows))
     done = (workers or Here(lambda: model)).each(read_lot, todo)
     with progress(title, total=sum(map(len, windows))) as advance, closing(done):
         for lot, (said, chosen) in zip(todo, done, strict=True):
-            kept = covered(earlier + heard, held, share)
-            heard = heard + said
+            kept = covered(earlier + seen, held, share)
+            seen = seen + said
             new = torch.split(~kept[chosen], [len(ids) for ids in lot])
             judged += [(len(ids), int(part.sum())) for ids, part in zip(lot, new, strict=True)]
             advance(len(chosen))
-            enough = heard.positions >= AT_LEAST
+            enough = seen.positions >= AT_LEAST
             if stop and enough and News.of(judged).is_known:
                 break
-    return heard, News.of(judged)
+    return seen, News.of(judged)
 
 
 @torch.inference_mode()
-def read_lot(model: Model, lot: Sequence[Sequence[int]]) -> tuple[Listening, Tensor]:
+def read_lot(model: Model, lot: Sequence[Sequence[int]]) -> tuple[Observed, Tensor]:
     """Run the model over a lot of texts; return what it said, and its choice after every token."""
     longest = max(map(len, lot))
     # What is filled up stands behind a text, where no model that generates looks.
     filled = [[*ids, *[ids[-1]] * (longest - len(ids))] for ids in lot]
     h, _ = model.body(torch.tensor(filled), use_cache=False)  # [n, T, d]
-    listener = Listener(model)
-    chosen = listener.hear(torch.cat([h[at, : len(ids)] for at, ids in enumerate(lot)]))
-    return listener.heard, chosen
+    observer = Observer(model)
+    chosen = observer.observe(torch.cat([h[at, : len(ids)] for at, ids in enumerate(lot)]))
+    return observer.seen, chosen
 
 
 Choose = Callable[[Tensor, Sequence[int]], Tensor]
@@ -267,46 +267,46 @@ def continue_greedily(
 class Spoken:
     """How a model goes on: greedy continuations of some prompts."""
 
-    heard: Listening  # at the positions of the prompts, and at every step
+    seen: Observed  # at the positions of the prompts, and at every step
     texts: list[list[int]]
     states: list[Tensor]  # [T, d] of the first prompts: what entered the head at each step
 
 
 @dataclass(frozen=True)
 class Group:
-    """Prompts to continue: whether the model is listened to, and how many states are kept.
+    """Prompts to continue: whether rows are chosen by them, and how many states are kept.
 
     Where it is not, its choices are counted all the same: at every step, and if `counted` at the
     positions of the prompts.
     """
 
     prompts: Sequence[Sequence[int]]
-    heard: bool = True
+    whole: bool = True
     states: int = 0
     counted: bool = True
 
 
-def listen_to_continuations(
+def observe_continuations(
     model: Model,
     *groups: Group,
     max_tokens: int,
-    title: str = "listening to the model as it goes on",
+    title: str = "watching the model continue",
     progress: Progress = silent,
 ) -> list[Spoken]:
     """Continue groups of prompts greedily, all together; return what was said in each group."""
-    listeners = [Listener(model, whole=group.heard) for group in groups]
+    observers = [Observer(model, whole=group.whole) for group in groups]
     prompts = [prompt for group in groups for prompt in group.prompts]
     owner = torch.tensor([at for at, group in enumerate(groups) for _ in group.prompts])
     keep = [at < group.states for group in groups for at in range(len(group.prompts))]
     counted = [group.counted for group in groups for _ in group.prompts]
     states: list[list[Tensor]] = [[] for _ in prompts]
-    quick = None if all(group.heard for group in groups) else best_by_screen(model)
+    quick = None if all(group.whole for group in groups) else best_by_screen(model)
 
     def choose(h: Tensor, which: Sequence[int]) -> Tensor:
         for place, prompt in enumerate(which):
             if keep[prompt]:
                 states[prompt].append(h[place].clone())
-        return hear(listeners, owner[list(which)], h, quick)
+        return observe(observers, owner[list(which)], h, quick)
 
     def read(h: Tensor, which: Sequence[int]) -> None:
         # The last position of a prompt is its first step.
@@ -314,16 +314,16 @@ def listen_to_continuations(
         lengths = torch.tensor([len(row) for row in rows.values()])
         if lengths.sum():
             owners = owner[list(rows)].repeat_interleave(lengths)
-            hear(listeners, owners, torch.cat(list(rows.values())), quick)
+            observe(observers, owners, torch.cat(list(rows.values())), quick)
 
     texts = continue_greedily(
         model, prompts, max_tokens, choose=choose, read=read, title=title, progress=progress
     )
     results, start = [], 0
-    for listener, group in zip(listeners, groups, strict=True):
+    for observer, group in zip(observers, groups, strict=True):
         end = start + len(group.prompts)
         kept = [torch.stack(states[at]) for at in range(start, end) if keep[at] and states[at]]
-        results.append(Spoken(listener.heard, texts[start:end], kept))
+        results.append(Spoken(observer.seen, texts[start:end], kept))
         start = end
     return results
 

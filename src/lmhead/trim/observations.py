@@ -1,8 +1,8 @@
 """Everything that a trim asks of the model before it is cut, in one pass, kept as it is done.
 
-Prompts of texts to listen to and of texts held back are continued together. Then the model reads
+Prompts of the texts to learn from and of those held back are continued together. Then it reads
 other texts until it is known how often it leaves what would be kept. What it says on texts held
-back has no part in what is kept: it serves the estimate, and the proof on unheard prompts.
+back has no part in what is kept: it serves the estimate, and the proof on fresh prompts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +19,15 @@ from lmhead.files.stamp import sha256_of
 from lmhead.loading import Model
 from lmhead.progress import Advance, Progress, part_of, silent
 from lmhead.trim.counts import fingerprint
-from lmhead.trim.coverage import Listening
+from lmhead.trim.coverage import Observed
 from lmhead.trim.estimate import News
 from lmhead.trim.folder import ModelFolder
 from lmhead.trim.inputs import Greedy
-from lmhead.trim.listening import (
+from lmhead.trim.observing import (
     Group,
     Spoken,
-    listen,
-    listen_to_continuations,
+    observe_continuations,
+    observe_texts,
 )
 from lmhead.trim.resume import Memory, key_of, packed, unpacked
 from lmhead.trim.sample import cut_prompts
@@ -37,7 +37,7 @@ FEW = 24  # of a small corpus one text in so many is continued, but as many as t
 SHARE = 160  # prompts that one worker continues; smaller products would be slower
 PART, LEAST = 16, 2048  # of a small corpus one token in so many is read, but so many at least
 
-_CODE = ("listening.py", "hearing.py", "coverage.py")  # another code may say something else
+_CODE = ("observing.py", "observations.py", "coverage.py")  # another code may say something else
 
 Rows = list[list[int]]
 Tensors = Mapping[str, Tensor]
@@ -49,7 +49,7 @@ class Question:
 
     texts: Rows
     held: Rows  # held back, to estimate on
-    unheard: Rows  # for the proof alone, where too few are held back
+    fresh: Rows  # for the proof alone, where too few are held back
     kept_anyway: frozenset[int]
     coverage: float
     positions: int
@@ -59,18 +59,18 @@ class Question:
 
     @property
     def proved(self) -> int:
-        """How many prompts that are listened to the proof runs on."""
+        """How many of the prompts that rows are chosen by the proof runs on."""
         return -(-self.proof_prompts // 2)
 
     @property
-    def heard_count(self) -> int:
+    def continued_count(self) -> int:
         """How many of the texts are continued."""
         return min(self.continuations, max(8, self.proved, len(self.texts) // FEW))
 
     @property
     def prompts(self) -> Rows:
-        """The beginnings of texts, to listen to."""
-        return cut_prompts(self.texts[: self.heard_count])
+        """The beginnings of texts, to continue."""
+        return cut_prompts(self.texts[: self.continued_count])
 
     @property
     def held_prompts(self) -> Rows:
@@ -80,29 +80,29 @@ class Question:
 
     @property
     def read(self) -> Rows:
-        """The texts to read, which listening may end before.
+        """The texts to read; reading may stop before their end.
 
         The beginnings of those that are continued are read already, and count.
         """
         tokens = sum(map(len, self.texts))
-        texts = [*self.texts[self.heard_count :], *self.texts[: self.heard_count]]
+        texts = [*self.texts[self.continued_count :], *self.texts[: self.continued_count]]
         already = sum(len(prompt) - 1 for prompt in self.prompts)
         least = max(LEAST // 2, max(LEAST, tokens // PART) - already)
         return within(texts, min(self.positions, least))
 
 
 @dataclass(frozen=True)
-class Heard:
+class Observations:
     """What the model said: on texts, and on texts held back where there are any."""
 
-    known: Listening
-    held: Listening | None  # its choices
+    known: Observed
+    held: Observed | None  # its choices
     continuations: Rows  # of texts held back
     news: News
     greedy: Greedy  # for the proof
 
 
-def hear(
+def observe(
     folder: ModelFolder,
     model: Callable[[], Model],
     question: Question,
@@ -110,24 +110,24 @@ def hear(
     resume: bool = True,
     workers: Workers | None = None,
     progress: Progress,
-) -> Heard:
+) -> Observations:
     """Ask the model, or take what it said to the same question before; then it is not loaded."""
-    prompts, held_prompts, unheard = (
+    prompts, held_prompts, fresh = (
         question.prompts,
         question.held_prompts,
-        cut_prompts(question.unheard),
+        cut_prompts(question.fresh),
     )
     if not prompts:
         raise BadInput("the corpus has too few texts to run the model on; give more")
     memory = Memory(_key(folder, question) if resume else None)
     proved = question.proved
-    alone = question.proof_prompts // 2  # at most so many that it is not listened to on
+    alone = question.proof_prompts // 2  # at most so many that no row is chosen by
 
     def speak() -> Tensors:
         groups = (
             Group(prompts, states=proved),
-            Group(held_prompts, heard=False, states=alone),
-            Group(unheard, heard=False, states=len(unheard), counted=False),
+            Group(held_prompts, whole=False, states=alone),
+            Group(fresh, whole=False, states=len(fresh), counted=False),
         )
         said = _continued(workers or Here(model), groups, question.max_tokens, progress)
         return {f"{at}.{k}": t for at, one in enumerate(said) for k, t in _spoken(one).items()}
@@ -136,29 +136,29 @@ def hear(
     said, held_said, proof_said = (_of_spoken(found, str(at)) for at in range(3))
 
     def read() -> Tensors:
-        heard, news = listen(
+        seen, news = observe_texts(
             model(),
             question.read,
             known=question.kept_anyway,
-            before=said.heard,
+            before=said.seen,
             share=question.coverage,
             stop=True,
             workers=workers,
             progress=progress,
         )
         numbers = torch.tensor([news.rate, news.low, news.high], dtype=torch.float64)
-        return {**_listening(heard), "news": numbers, "news.positions": _one(news.positions)}
+        return {**_observed(seen), "news": numbers, "news.positions": _one(news.positions)}
 
     found = memory.once("texts", read)
-    heard = _of_listening(found)
+    seen = _of_observed(found)
     rate, low, high = found["news"].tolist()
     news = News(rate, low, high, int(found["news.positions"]))
     greedy: Greedy = {}
-    for rows, one in ((prompts, said), (held_prompts, held_said), (unheard, proof_said)):
+    for rows, one in ((prompts, said), (held_prompts, held_said), (fresh, proof_said)):
         for prompt, text, states in zip(rows, one.texts, one.states, strict=False):
             greedy[tuple(prompt)] = text, states
-    held = held_said.heard if held_prompts else None
-    return Heard(said.heard + heard, held, held_said.texts, news, greedy)
+    held = held_said.seen if held_prompts else None
+    return Observations(said.seen + seen, held, held_said.texts, news, greedy)
 
 
 def shares(groups: Sequence[Group], most: int) -> list[tuple[Group, ...]]:
@@ -168,7 +168,7 @@ def shares(groups: Sequence[Group], most: int) -> list[tuple[Group, ...]]:
     def part(group: Group, at: int) -> Group:
         first, end = (len(group.prompts) * i // count for i in (at, at + 1))
         states = min(max(0, group.states - first), end - first)
-        return Group(group.prompts[first:end], group.heard, states, group.counted)
+        return Group(group.prompts[first:end], group.whole, states, group.counted)
 
     return [tuple(part(group, at) for group in groups) for at in range(count)]
 
@@ -180,7 +180,7 @@ def _continued(
     todo = shares(groups, SHARE)
     total = sum(len(group.prompts) for group in groups) * max_tokens
     parts = []
-    with progress("listening to the model as it goes on", total=total) as advance:
+    with progress("watching the model continue", total=total) as advance:
         own = advance if workers.is_here else None  # what shows progress cannot be sent
         said = workers.each(partial(_one_share, max_tokens=max_tokens, advance=own), todo)
         for share, found in zip(todo, said, strict=True):
@@ -189,7 +189,7 @@ def _continued(
                 advance(sum(len(group.prompts) for group in share) * max_tokens)
     return [
         Spoken(
-            sum((one.heard for one in of_group[1:]), of_group[0].heard),
+            sum((one.seen for one in of_group[1:]), of_group[0].seen),
             [text for one in of_group for text in one.texts],
             [state for one in of_group for state in one.states],
         )
@@ -201,7 +201,7 @@ def _one_share(
     model: Model, groups: Sequence[Group], *, max_tokens: int, advance: Advance | None
 ) -> list[Spoken]:
     progress = silent if advance is None else part_of(advance)
-    return listen_to_continuations(model, *groups, max_tokens=max_tokens, progress=progress)
+    return observe_continuations(model, *groups, max_tokens=max_tokens, progress=progress)
 
 
 def within(texts: Sequence[Sequence[int]], positions: int) -> Rows:
@@ -230,7 +230,7 @@ def _key(folder: ModelFolder, question: Question) -> str:
     lists = (
         question.prompts,
         question.held_prompts,
-        question.unheard,
+        question.fresh,
         question.read,
         sorted(question.kept_anyway),
     )
@@ -241,27 +241,27 @@ def _one(number: int) -> Tensor:
     return torch.tensor(number, dtype=torch.long)
 
 
-def _listening(heard: Listening) -> dict[str, Tensor]:
+def _observed(seen: Observed) -> dict[str, Tensor]:
     return {
-        "mass": heard.mass,
-        "chosen": heard.chosen,
-        "choices": heard.choices,
-        "positions": _one(heard.positions),
+        "mass": seen.mass,
+        "chosen": seen.chosen,
+        "choices": seen.choices,
+        "positions": _one(seen.positions),
     }
 
 
-def _of_listening(found: Tensors, start: str = "") -> Listening:
+def _of_observed(found: Tensors, start: str = "") -> Observed:
     mass, chosen, choices = (found[f"{start}{name}"] for name in ("mass", "chosen", "choices"))
-    return Listening(mass, chosen, choices, int(found[f"{start}positions"]))
+    return Observed(mass, chosen, choices, int(found[f"{start}positions"]))
 
 
 def _spoken(said: Spoken) -> dict[str, Tensor]:
     states = {f"state.{at}": state for at, state in enumerate(said.states)}
-    return {**_listening(said.heard), **packed(said.texts), **states}
+    return {**_observed(said.seen), **packed(said.texts), **states}
 
 
 def _of_spoken(found: Tensors, at: str) -> Spoken:
     texts = unpacked(found[f"{at}.ids"], found[f"{at}.lengths"])
     count = sum(name.startswith(f"{at}.state.") for name in found)
     states = [found[f"{at}.state.{i}"] for i in range(count)]
-    return Spoken(_of_listening(found, f"{at}."), texts, states)
+    return Spoken(_of_observed(found, f"{at}."), texts, states)
