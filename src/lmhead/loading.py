@@ -20,7 +20,7 @@ from lmhead.errors import BadCheckpoint, BadInput, LMHeadError, LMHeadWarning, U
 from lmhead.files.checkpoint import open_checkpoint
 from lmhead.files.jsons import is_unicode
 from lmhead.head import LMHead
-from lmhead.head.find.pretrained import causal_config
+from lmhead.head.find.pretrained import causal_config, refuse_oversized
 from lmhead.models.conversation import Conversation, wrapped
 from lmhead.models.fetch import gguf_of, head_folder
 from lmhead.models.reading import read_tokenizer, refusing
@@ -216,7 +216,8 @@ def load(
         return _by_llama_cpp(model, tokenizer, progress)
     folder = resolve(model, progress)
     # pickles, truncated files and headless models are refused before transformers loads them
-    config = causal_config(open_checkpoint(folder))
+    config = causal_config(checkpoint := open_checkpoint(folder))
+    refuse_oversized(checkpoint)
     # and a tokenizer that cannot be read before gigabytes of weights are
     found = read_tokenizer(folder, config) if tokenizer is None else _given(tokenizer)
     runs = _max_body(folder, progress) if body == "max" else None

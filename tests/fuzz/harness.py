@@ -4,10 +4,11 @@
     python tests/fuzz/harness.py gguf --count 0           # one reader, until Ctrl-C
     python tests/fuzz/harness.py gguf --replay FILE       # one file again, with its traceback
 
-A reader fails if it raises anything else, takes more than two seconds of processor time or 300 MB
-on top of what it starts with, or ends the process. What made it fail is kept in `--keep`. All
-mutations of a reader run in one process, which has read the sound file before: what a reader does
-not give back adds up. The files are in memory where there is a place for that (/dev/shm).
+A reader fails if it raises anything else, takes more than two seconds of processor time, asks for
+300 MB on top of what it starts with (also if it then says so), or ends the process. What made it
+fail is kept in `--keep`. All mutations of a reader run in one process, which has read the sound
+file before: what a reader does not give back adds up. The files are in memory where there is a
+place for that (/dev/shm).
 """
 
 import argparse
@@ -385,11 +386,22 @@ def _run(read: Reader, data: bytes, folder: Path) -> tuple[str | None, float]:
         outcome = None
     except LMHeadError as error:
         outcome = "ours" if "\n" not in str(error) else f"more than one line: {error!r:.200}"
+        if _asked_for_too_much(error):
+            outcome = f"all the memory there is: {error!r:.200}"
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         outcome = f"{type(error).__name__}: {error!s:.200}"
     return outcome, time.process_time() - started
+
+
+def _asked_for_too_much(error: BaseException | None) -> bool:
+    """Tell whether an error of ours stands for memory that was not to be had."""
+    while error is not None:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _limit_memory() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from lmhead import loading
 from lmhead.errors import BadCheckpoint, BadInput, LMHeadError
 from lmhead.files.checkpoint import open_checkpoint
 from lmhead.head.find.pretrained import causal_config
@@ -94,6 +95,24 @@ def test_a_billion_layers_are_not_built(folder: Path, key: str) -> None:
     started = time.process_time()
     assert "1,000,000,000" in refused(lambda: load(folder))
     assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", 10**6),
+        ("intermediate_size", 10**8),
+        ("head_dim", 10**7),
+        ("vocab_size", 10**7),
+    ],
+)
+def test_sizes_that_no_tensor_has_take_no_memory(
+    folder: Path, key: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would take the memory of such tensors before it compares shapes."""
+    monkeypatch.setattr(loading, "model_of", lambda *_: pytest.fail("it went to transformers"))
+    change(folder / "config.json", **{key: value})
+    assert "tensors have other shapes" in refused(lambda: load(folder))
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "7"])

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,3 +93,19 @@ def test_no_code_of_a_checkpoint_runs(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint):
         load_checkpoint(found, folder)
     assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    ("claim", "refusal"),
+    [
+        (b"r" + struct.pack("<I", 2**30), "puts a value at place 1,073,741,824"),
+        (b"p1073741824\n", "puts a value at place 1,073,741,824"),
+        (b"\x96" + struct.pack("<Q", 2**40), "bytes in a bytearray8, but only 1 remain"),
+        (b"\x8e" + struct.pack("<Q", 2**40), "bytes in a bytes8, but only 1 remain"),
+    ],
+)
+def test_a_tiny_list_takes_no_memory(claim: bytes, refusal: str, tmp_path: Path) -> None:
+    """Python's own unpickler takes 16 GB for the first, and touches them."""
+    (tmp_path / ".metadata").write_bytes(b"\x80\x05N" + claim + b".")
+    with pytest.raises(BadCheckpoint, match=refusal):
+        load_checkpoint(state(0), tmp_path)

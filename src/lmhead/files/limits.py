@@ -16,6 +16,8 @@ LAYERS = 10_000  # of a model; the deepest in use have some hundreds
 SHARED_LAYERS = (
     512  # layers or experts of a model, whatever its files hold: layers may share tensors
 )
+SMALL = 256  # a number that makes no tensor large by itself
+UNSTORED = 2**25  # weights that a configuration may describe whatever its files hold
 TOKEN = 2**12  # characters of one token of a vocabulary; the longest in use have some hundreds
 TOKEN_WORK = 2**31  # the sum of squared lengths over a vocabulary: what finding its merges costs
 ID_LIST = 2**30  # bytes of a list of ids or tokens
@@ -24,3 +26,4 @@ GRAMMAR = 2**18  # characters of a JSON schema, a regular expression or a gramma
 NAME = 2**16  # characters of a tensor's or a key's name
 KEYS = 2**16  # keys of a GGUF file; the largest have some hundreds
 TENSORS = 2**20  # of a GGUF file
+RANKS_METADATA = 512 * 2**20  # bytes of the list of a checkpoint of many ranks

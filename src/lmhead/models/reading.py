@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _PARTS = re.compile(r"(layers?|blocks|depth|experts?)$")  # keys that count modules to be built
+_PLACES = re.compile(r"position|ctx|seq|length|window|token")  # keys that count places, or name one
+_FACTORS = re.compile(r"theta|base|factor|scal(e|ar|ing)|eps")  # keys that are no sizes
 _OBJECTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _CHARSMAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _stderr = threading.Lock()
@@ -75,6 +78,21 @@ def refuse_endless(config: Mapping[str, Any], tensors: int, where: Path) -> None
                 f"{where} says {key} {value:,}, but the model has {tensors:,} tensors in all; "
                 "expected no more layers than that: fetch the model again"
             )
+
+
+def has_odd_sizes(config: Mapping[str, Any], sizes: AbstractSet[int]) -> bool:
+    """Tell whether a configuration has a number that may be a size, but is that of no tensor.
+
+    Small numbers do no harm; nor do positions and ids up to the largest size.
+    """
+    largest = max(sizes, default=0)
+    return any(
+        value > limits.SMALL
+        and value not in sizes
+        and not (_PLACES.search(key) and value <= largest)
+        and not _FACTORS.search(key)
+        for key, value in _numbers(config)
+    )
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

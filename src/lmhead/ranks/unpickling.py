@@ -3,11 +3,13 @@
 That library pickles its list of what is where and every value that is not a tensor. A pickle names
 functions and calls them, so a folder that somebody else wrote could run anything. Here the list may
 be made of the library's own records alone, and values of what `torch.load` takes for weights:
-tensors, numbers, texts, lists and dictionaries of them.
+tensors, numbers, texts, lists and dictionaries of them. A pickle also claims lengths and places of
+which a few bytes can take gigabytes: no more is believed than its file could hold.
 """
 
 import io
 import pickle
+import pickletools
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -18,7 +20,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 
+from lmhead.files import limits
+from lmhead.files.jsons import read_bytes
+
 METADATA = ".metadata"
+_PLACES = ("PUT", "BINPUT", "LONG_BINPUT")
 _RECORDS = {
     "torch.distributed.checkpoint.metadata": (
         "BytesStorageMetadata",
@@ -44,11 +50,15 @@ class Reader(FileSystemReader):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.folder = folder
+        self._listed: bytes | None = None  # torch asks for the list several times
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Return the list of what is where; anything but a list is an UnpicklingError."""
-        with (self.folder / METADATA).open("rb") as stream:
-            metadata = _Records(stream).load()
+        if self._listed is None:
+            data = read_bytes(self.folder / METADATA, limits.RANKS_METADATA)
+            _refuse_claims(data)
+            self._listed = data
+        metadata = _Records(io.BytesIO(self._listed)).load()
         if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
             raise pickle.UnpicklingError(f"{METADATA} holds no list of tensors")
         for place in metadata.storage_data.values():
@@ -73,6 +83,15 @@ class Planner(DefaultLoadPlanner):
             set_element(self.original_state_dict, self.mappings[name], found)
         else:
             self.state_dict[name] = found
+
+
+def _refuse_claims(data: bytes) -> None:
+    """Refuse lengths and places beyond the file: Python reserves memory for them at once."""
+    for code, argument, _ in pickletools.genops(io.BytesIO(data)):  # checks the lengths itself
+        if code.name in _PLACES and not 0 <= argument <= len(data):
+            raise pickle.UnpicklingError(
+                f"{METADATA} puts a value at place {argument:,}, but has {len(data):,} bytes"
+            )
 
 
 class _Records(pickle.Unpickler):  # what it may call is listed above

@@ -7,6 +7,7 @@ and which dtype the loaded model would give them, so that the head is the one of
 `AutoModelForCausalLM.from_pretrained`.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from lmhead.errors import BadCheckpoint, LMHeadError, UnsupportedModel
+from lmhead.files import limits
 from lmhead.files.checkpoint import Checkpoint, open_checkpoint
 from lmhead.head.find.locate import P, locate
-from lmhead.models.reading import first_line, refuse_endless, refusing
+from lmhead.models.reading import first_line, has_odd_sizes, refuse_endless, refusing
 from lmhead.models.settings import keep_own_code
 
 if TYPE_CHECKING:
@@ -109,6 +111,30 @@ def causal_config(checkpoint: Checkpoint) -> Any:
             "text; expected a causal language model, one that AutoModelForCausalLM loads"
         )
     return keep_own_code(config)
+
+
+def refuse_oversized(checkpoint: Checkpoint) -> None:
+    """Refuse a configuration of far more weights than the files hold.
+
+    transformers takes the memory of a tensor that the files have in another shape, and only then
+    says so. Building the model without weights takes a tenth of a second, so it is built only if a
+    number of the configuration is not a size that some tensor has.
+    """
+    shapes = [tensor.shape for tensor in checkpoint.tensors.values()]
+    if not has_odd_sizes(checkpoint.config, {size for shape in shapes for size in shape}):
+        return
+    try:
+        twin = _twin(checkpoint)
+    except UnsupportedModel:  # whoever loads the model says why
+        return
+    described = sum(weight.numel() for weight in twin.parameters())
+    stored = sum(math.prod(shape) for shape in shapes)
+    if described > max(limits.UNSTORED, 8 * stored):  # four bits to a weight, and room to spare
+        raise BadCheckpoint(
+            f"{checkpoint.folder / 'config.json'} describes {described:,} weights, but the files "
+            f"hold {stored:,}: tensors have other shapes than config.json says; fetch the model "
+            "again"
+        )
 
 
 def _architecture(config: Any) -> str:
