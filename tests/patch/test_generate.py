@@ -452,46 +452,68 @@ def smollm() -> Any:
     return lmhead.load("smollm2-135m", dtype=torch.float32)
 
 
-REAL = ["greedy", "many changes", "default draw", "all three", "draw, changes"]
+REAL = ["greedy", "many changes", "default draw", "all three", "draw, changes", "top_p alone"]
+REAL += ["plain draw, all", "typical", "beams"]
 
 
-def test_a_real_model(smollm: Any) -> None:
-    model = smollm.body.model
-    prompts = {"input_ids": torch.as_tensor(smollm.encode("The capital of France is")).view(1, -1)}
-    settings = [SCREENED[name] | {"max_new_tokens": 16} for name in REAL]
-    settings += [ALL | {"top_p": 0.9, "max_new_tokens": 16}, ALL | {"max_new_tokens": 16}]
-    settings.append(DRAW | {"typical_p": 0.9, "max_new_tokens": 4})
-    want = [ids_of(model, one, prompts=prompts) for one in settings]
-    patch_generate(model)
-    try:
-        got = [ids_of(model, one, prompts=prompts) for one in settings]
-        stats = model.lmhead_stats
-    finally:
-        unpatch_generate(model)
-    for one, ours, theirs in zip(settings, got, want, strict=True):
-        assert torch.equal(ours, theirs), one
-    assert (stats.screened, stats.dense) == (7, 1)
-    assert stats.dense_steps <= 6 < 80 < stats.steps
+def real_grid(tokenizer: Any) -> dict[str, tuple[dict[str, Any], str]]:
+    """What real models are asked, and why it is dense: some settings, or all in a full run."""
+    grid = {about: (settings, "") for about, settings in SCREENED.items()} | DENSE | ELSEWHERE
+    if not FULL:
+        return {about: grid[about] for about in REAL}
+    streamer = tf.TextStreamer(tokenizer)
+    return grid | {
+        "wide": (DENSE["wide"][0], ""),  # is less than all of a real vocabulary
+        "streamer": ({"streamer": streamer}, ""),
+        "streamer, draw": (ALL | {"streamer": streamer, "top_p": 0.9}, ""),
+        "stop strings": ({"stop_strings": [".", "\n"], "tokenizer": tokenizer}, ""),
+        "prompt lookup": ({"prompt_lookup_num_tokens": 2}, "assisted"),
+    }
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gemma3(gemma3: Path, dtype: torch.dtype) -> None:
-    loaded = lmhead.load(gemma3, dtype=dtype)
-    model = loaded.body.model
-    prompts = {"input_ids": torch.as_tensor(loaded.encode("The river")).view(1, -1)}
-    settings = [SCREENED[name] | {"max_new_tokens": 12} for name in (*REAL, "top_p alone")]
-    want = [ids_of(model, one, prompts=prompts) for one in settings]
-    patch_generate(model)
-    try:
-        got = [ids_of(model, one, prompts=prompts) for one in settings]
-        stats = model.lmhead_stats
-    finally:
-        unpatch_generate(model)
-    for one, ours, theirs in zip(settings, got, want, strict=True):
-        assert torch.equal(ours, theirs), one
-    assert (stats.screened, stats.dense) == (len(settings), 0)
+@pytest.mark.parametrize(
+    "name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.model)]
+)  # fmt: skip
+def test_real_models(name: str, dtype: torch.dtype, request: pytest.FixtureRequest) -> None:
+    """Two prompts with padding, or one where transformers takes no more, then two threads."""
+    folder = request.getfixturevalue(name)
+    tokenizer = tf.AutoTokenizer.from_pretrained(folder, padding_side="left")
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    texts = ["The river", "The capital of France is"]
+    one, two = (
+        dict(tokenizer(some, return_tensors="pt", padding=True)) for some in (texts[:1], texts)
+    )
+    model = patch_generate(lmhead.load(folder, dtype=dtype).body.model)
+    plain = copy.copy(model)
+    counts = {"screened": 0, "dense": 0}
+    for about, (settings, reason) in real_grid(tokenizer).items():
+        path = explain_generate(model, **settings)
+        assert path.screened == (not reason), about
+        assert reason in path.reason, about
+        counts["screened" if path.screened else "dense"] += 1
+        alone = not {"streamer", "prompt_lookup_num_tokens"}.isdisjoint(settings)
+        asked, prompts = {"max_new_tokens": 8} | settings, one if alone else two
+        want = ids_of(plain, asked, prompts=prompts)
+        assert torch.equal(ids_of(model, asked, prompts=prompts), want), about
+    stats = model.lmhead_stats
+    assert stats.screened == counts["screened"]
     assert stats.dense_steps <= 0.2 * stats.steps
+
+    pair = [SCREENED["greedy"] | one, SCREENED["many changes"] | two]
+    want = [plain.generate(**asked, max_new_tokens=12) for asked in pair]
+    got: list[Any] = [None, None]
+
+    def run(n: int) -> None:
+        got[n] = model.generate(**pair[n], max_new_tokens=12)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(got, want, strict=True))
+    print(f"{name} {dtype}: {counts}; {model.lmhead_stats}")
 
 
 def test_pipeline_and_text_streamer(smollm: Any) -> None:

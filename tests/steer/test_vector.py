@@ -98,6 +98,10 @@ def test_damaged_files(tmp_path: Path) -> None:
         (whole[:-3], "is not a safetensors file"),
         (b"\x80\x04pickle", "is not a safetensors file"),
         (whole.replace(b'"direction"', b'"direktion"'), "expected `direction`"),
+        (
+            whole.replace(b'"direction"', b'"d\\nrectio"'),
+            "tensors .'d.nrectio'.",
+        ),
         (whole.replace(b'\\"alpha\\"', b'\\"alfha\\"'), "cannot be read"),
         (whole.replace(b'\\"layer\\": \\"head\\"', b'\\"layer\\": \\"tail\\"'), "cannot be read"),
     ):

@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from reprlib import repr as shorten
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -172,7 +173,7 @@ class SteeringVector:
             raise BadCheckpoint(f"{path} is not a safetensors file: {error}") from error
         if direction is None or "card" not in meta:
             raise BadCheckpoint(
-                f"{path} holds the tensors {', '.join(names) or 'none'}; expected `direction` "
+                f"{path} holds the tensors {shorten(names)}; expected `direction` "
                 "and a card in the metadata, as `lmhead steer train` writes them"
             )
         try:
