@@ -78,8 +78,8 @@ def decisions(head: ScreenedHead, states: Tensor) -> dict[str, Any]:
                     border = int(stays.sum())
                     with head.rows(h[None]) as rows:
                         for row in rows:
+                            known = Known(row.query, row.touched, row.transform, T)
                             for at in {max(border - 2, 0), border - 1, border, border + 1}:
-                                known = Known(row.query, row.touched, row.transform, T)
                                 score = float(row.query.score(order[at : at + 1]).z[0])
                                 inside = known.holds(cut["top_p"], score, int(order[at]))
                                 one["wrong"] += inside != bool(stays[order[at]])

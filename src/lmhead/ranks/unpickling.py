@@ -88,7 +88,7 @@ class Planner(DefaultLoadPlanner):
 def _refuse_claims(data: bytes) -> None:
     """Refuse lengths and places beyond the file: Python reserves memory for them at once."""
     for code, argument, _ in pickletools.genops(io.BytesIO(data)):  # checks the lengths itself
-        if code.name in _PLACES and not 0 <= argument <= len(data):
+        if code.name in _PLACES and not 0 <= int(argument or 0) <= len(data):
             raise pickle.UnpicklingError(
                 f"{METADATA} puts a value at place {argument:,}, but has {len(data):,} bytes"
             )
