@@ -368,7 +368,7 @@ def real_states(group: Any, folder: str, path: str, dtype_name: str) -> dict[str
     head = ShardedHead.from_pretrained(folder, group).to(dtype)
     dense = LMHead.from_pretrained(folder).to(dtype) if first else None
     reported: dict[str, Any] = {"rows": len(head.local.weight), "states": 0, "equal": True}
-    reported |= {"ulp": 0.0, "topk": 0, "sample": 0, "loss": 0.0}
+    reported |= {"ulp": 0.0, "topk": 0, "sample": 0, "loss": 0.0, "loss_of_its_size": 0.0}
     for i, h in enumerate(torch.split(load_file(path)["h"].to(dtype), 100)):
         with torch.no_grad():
             got, best = head(h), head.topk(h, 50)
@@ -384,5 +384,9 @@ def real_states(group: Any, folder: str, path: str, dtype_name: str) -> dict[str
             reported["ulp"] = max(reported["ulp"], float(((z - got).abs() / ulp).max()))
             reported["topk"] += int((ranked(z, 50).ids != best.ids).sum())
             reported["sample"] += int((drawn(z, 1.0, rng(i)) != ids).sum())
-            reported["loss"] = max(reported["loss"], float((dense.loss(h, t) - loss).abs()))
+            want = dense.loss(h, t)
+            reported["loss"] = max(reported["loss"], float((want - loss).abs()))
+            # a float32 of 16 or more cannot be off by less than 1.9e-6
+            off = float((want - loss).abs() / want.abs().clamp(min=1.0))
+            reported["loss_of_its_size"] = max(reported["loss_of_its_size"], off)
     return reported

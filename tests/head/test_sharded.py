@@ -118,6 +118,7 @@ def test_real_states(world: World, smollm2: Path, tmp_path: Path) -> None:
         assert one["states"] == 60
         assert (one["topk"], one["sample"]) == (0, 0)
         assert one["loss"] <= 2e-6  # of about 17
+        assert one["loss_of_its_size"] <= 1e-6
         assert one["equal"]
 
 

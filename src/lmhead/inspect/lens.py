@@ -15,9 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lmhead import markup
@@ -32,7 +30,6 @@ from lmhead.loading import Model, load
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.progress import Progress, silent
 
-Array = NDArray[np.float32]
 LOGITS_AT_ONCE = 1 << 25  # 128 MB of float32; each product packs the weight, so few are better
 
 
@@ -258,87 +255,78 @@ def _cells(
     z: Tensor, final: "_Final", followed: Token | None, top: int, text: Any
 ) -> Iterator[LensCell]:
     """Read cells off logits `[n, V]` float32, beside what the model says in the end."""
-    wanted = [] if followed is None else [followed.id]
-    for n, row in enumerate(z):
-        best = torch.topk(row, min(top, len(row)), sorted=True)
-        values = best.values.tolist()
-        own = _Row.of(row.numpy(), values[0])
-        kl = own.log_total - own.mean(final.p[n]) - final.entropy[n]
-        found = [(own.rank(i), own.probability(own.z[i])) for i in (final.answer[n], *wanted)]
+    best = torch.topk(z, min(top, z.shape[1]), sorted=True)
+    values, ids = best.values.tolist(), best.indices.tolist()
+    own = _Rows.of(z, best.values[:, 0])
+    entropy = own.entropy.tolist()
+    kl = (own.log_total - own.mean(final.p) - final.entropy).tolist()
+    total, found = own.total.tolist(), own.found(z, final.answer)
+    wanted = [None] * len(z) if followed is None else own.found(z, [followed.id] * len(z))
+    for n, follows in enumerate(wanted):
         yield LensCell(
             top=tuple(
-                LensToken(i, text(i), own.probability(value))
-                for i, value in zip(best.indices.tolist(), values, strict=True)
+                LensToken(i, text(i), math.exp(value - values[n][0]) / total[n])
+                for i, value in zip(ids[n], values[n], strict=True)
             ),
-            entropy=own.entropy,
-            kl=max(kl, 0.0),
-            rank=found[0][0],
-            probability=found[0][1],
-            token_rank=found[1][0] if wanted else None,
-            token_probability=found[1][1] if wanted else None,
+            entropy=entropy[n],
+            kl=max(kl[n], 0.0),
+            rank=found[n][0],
+            probability=found[n][1],
+            token_rank=follows[0] if follows else None,
+            token_probability=follows[1] if follows else None,
         )
 
 
 @dataclass(frozen=True)
-class _Row:
-    """One distribution, `[V]`, read by numpy.
+class _Rows:
+    """Distributions, `[n, V]`: whole matrices, which threads share, and not one row at a time."""
 
-    A row is too short to share among threads: torch would, and wait for them longer than it works.
-    """
-
-    z: Array  # [V] logits
-    best: float  # the largest of them
-    off: Array  # [V] z - best, so that nothing large is taken from something large
-    w: Array  # [V] exp(off)
-    total: float  # of w
+    off: Tensor  # [n, V] logits less the largest, so that nothing large is taken from a large one
+    w: Tensor  # [n, V] exp(off)
+    total: Tensor  # [n] of w, float64
 
     @classmethod
-    def of(cls, z: Array, best: float) -> "_Row":
-        off = z - np.float32(best)
-        w = np.exp(off)
-        return cls(z, best, off, w, float(w.sum()))
+    def of(cls, z: Tensor, best: Tensor) -> "_Rows":
+        off = z - best[:, None]
+        w = off.exp()
+        return cls(off, w, w.sum(-1).double())
 
     @property
-    def log_total(self) -> float:
-        return math.log(self.total) if self.total > 0 else math.nan
+    def log_total(self) -> Tensor:
+        return self.total.log()
 
     @property
-    def entropy(self) -> float:
-        return max(self.log_total - self.mean(self.w) / self.total, 0.0)
+    def entropy(self) -> Tensor:
+        return (self.log_total - self.mean(self.w) / self.total).clamp(min=0.0)
 
-    def mean(self, p: Array) -> float:
-        """Weigh the logits, less the largest, by p `[V]`."""
-        with np.errstate(invalid="ignore"):
-            found = float(np.dot(p, self.off))
-            if math.isnan(found):  # -inf times 0
-                found = float(np.dot(p, np.maximum(self.off, np.float32(-1e30))))
-        return found
+    def mean(self, p: Tensor) -> Tensor:
+        """Weigh the logits, less the largest, by p `[n, V]`."""
+        found = (p * self.off).sum(-1)  # in pairs: a plain dot product rounds hundreds of times more
+        if bool(found.isnan().any()):  # -inf times 0
+            found = (p * self.off.clamp(min=-1e30)).sum(-1)
+        return found.double()
 
-    def rank(self, id: int) -> int:
-        return 1 + int(np.count_nonzero(self.z > self.z[id]))
-
-    def probability(self, logit: float) -> float:
-        return math.exp(logit - self.best) / self.total
+    def found(self, z: Tensor, ids: list[int]) -> list[tuple[int, float]]:
+        """Return the rank and the probability of one token in each row of logits `z [n, V]`."""
+        at = torch.tensor(ids)[:, None]
+        ranks = 1 + (z > z.gather(1, at)).sum(-1)
+        p = self.off.gather(1, at)[:, 0].double().exp() / self.total
+        return list(zip(ranks.tolist(), p.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
 class _Final:
     """What the model says in the end, at n positions."""
 
-    p: Array  # [n, V]
-    entropy: list[float]
+    p: Tensor  # [n, V]
+    entropy: Tensor  # [n]
     answer: list[int]
 
     @classmethod
     def of(cls, z: Tensor) -> "_Final":
-        final = cls(np.empty(z.shape, np.float32), [], [])
-        for p, row in zip(final.p, z.numpy(), strict=True):
-            answer = int(row.argmax())
-            own = _Row.of(row, float(row[answer]))
-            np.divide(own.w, np.float32(own.total), out=p)
-            final.entropy.append(own.entropy)
-            final.answer.append(answer)
-        return final
+        best, answer = z.max(-1)
+        own = _Rows.of(z, best)
+        return cls(own.w / own.total[:, None].float(), own.entropy, answer.tolist())
 
     def at(self, some: slice) -> "_Final":
         return _Final(self.p[some], self.entropy[some], self.answer[some])
