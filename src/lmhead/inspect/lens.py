@@ -301,7 +301,7 @@ class _Rows:
 
     def mean(self, p: Tensor) -> Tensor:
         """Weigh the logits, less the largest, by p `[n, V]`."""
-        found = (p * self.off).sum(-1)  # in pairs: a plain dot product rounds hundreds of times more
+        found = (p * self.off).sum(-1)  # added up in pairs; a dot product would round far more
         if bool(found.isnan().any()):  # -inf times 0
             found = (p * self.off.clamp(min=-1e30)).sum(-1)
         return found.double()
