@@ -65,6 +65,8 @@ def ask_litellm(url: str, model: str, key: str) -> dict[str, Any]:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch prices
     import litellm
 
+    litellm.suppress_debug_info = True  # it prints advice to stdout with every error
+
     to: Any = {"api_base": f"{url}/v1", "api_key": key}
     talk: Any = {"model": f"openai/{model}", "messages": MESSAGES, "max_tokens": 6, "seed": 1,
                  "logprobs": True, "top_logprobs": 2, **to}  # fmt: skip
