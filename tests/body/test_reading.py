@@ -64,6 +64,22 @@ def test_every_text_is_in_one_batch_behind_its_own_beginning(seed: int) -> None:
     assert sorted(seen) == list(range(len(texts)))
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_order_of_texts_does_not_decide_what_runs_together(seed: int) -> None:
+    """Else a state had other last bits where another call had read it, and a vector with it."""
+    texts = drawn(seed, most=3000)
+    mixed = random.Random(seed).sample(texts, len(texts))
+    for share in (True, False):
+        one, other = (
+            [([some[i] for i in batch.texts], batch.beginnings) for batch in made]
+            for some, made in (
+                (texts, shared_batches(texts, share=share)),
+                (mixed, shared_batches(mixed, share=share)),
+            )
+        )
+        assert one == other
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
 def test_texts_that_begin_alike_read_as_each_alone(net: Net, family: str) -> None:
     model = net(family)

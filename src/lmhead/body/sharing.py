@@ -68,7 +68,8 @@ def _shorter(texts: Sequence[Sequence[int]], i: int, j: int) -> int:
 def shared_batches(texts: Sequence[Sequence[int]], share: bool = True) -> Iterator[Shared]:
     """Put texts together that have beginnings of one length and about as many tokens left.
 
-    Many texts of one beginning are parted, and read it once for each part.
+    Many texts of one beginning are parted, and read it once for each part. The order of the texts
+    does not matter: which of them run together decides the last bits of their states.
     """
     lengths = lengths_shared(texts) if share else [0] * len(texts)
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -77,13 +78,13 @@ def shared_batches(texts: Sequence[Sequence[int]], share: bool = True) -> Iterat
     parts: list[tuple[tuple[int, ...], list[int], int]] = []  # and tokens left of the longest
     for beginning, members in groups.items():
         P = len(beginning)
-        members.sort(key=lambda i: (len(texts[i]), i))
+        members.sort(key=lambda i: (len(texts[i]), tuple(texts[i])))
         while members:
             left = len(texts[members[-1]]) - P
             size = max(1, TOKENS // left) if P else 1  # texts that share nothing go anywhere
             parts.append((beginning, members[-size:], left))
             del members[-size:]
-    parts.sort(key=lambda part: (len(part[0]), part[2], part[0], part[1]))
+    parts.sort(key=lambda part: (len(part[0]), part[2], part[0], tuple(texts[part[1][0]])))
     waiting: list[tuple[tuple[int, ...], list[int], int]] = []
     count = 0
     for part in parts:
