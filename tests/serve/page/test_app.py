@@ -183,14 +183,14 @@ def test_the_preview_of_a_trim_is_what_a_trim_keeps(site: Any, model: Any) -> No
     from lmhead.steer.prompts import NEUTRAL
     from lmhead.trim.folder import ModelFolder
     from lmhead.trim.keepset import choose, tail
-    from lmhead.trim.listening import listen
+    from lmhead.trim.observing import observe_texts
 
     found = ask(site, "/api/coverage", {"text": None}).result
     assert found["rows"][-1] == model.reachable
     assert found["share"][-1] == pytest.approx(1)
     assert found["share"] == sorted(found["share"])
-    heard, _ = listen(model, [model.tokenizer(text)["input_ids"] for text in NEUTRAL])
-    order, always, note = _order(model, heard)
+    seen, _ = observe_texts(model, [model.tokenizer(text)["input_ids"] for text in NEUTRAL])
+    order, always, note = _order(model, seen)
     assert note is None
     assert sorted(order) == list(range(model.reachable))
     folder = ModelFolder.open(model.folder)
@@ -198,10 +198,10 @@ def test_the_preview_of_a_trim_is_what_a_trim_keeps(site: Any, model: Any) -> No
     for rows in (found["rows"][20], found["rows"][200]):
         kept = choose(
             folder.tokenizer, folder.required_ids() | last, {}, size=rows,
-            usefulness=heard.mass.numpy(),
+            usefulness=seen.mass.numpy(),
         )  # fmt: skip
         at = found["rows"].index(rows)
-        assert heard.share(kept.ids) == pytest.approx(found["share"][at], abs=1e-5)
+        assert seen.share(kept.ids) == pytest.approx(found["share"][at], abs=1e-5)
     assert always <= found["rows"][0]
 
 
