@@ -1,5 +1,6 @@
 """The words: spelling, prose, and phrases that we do not write (scripts/words.py)."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -30,3 +31,12 @@ def test_every_kind_of_text_is_read() -> None:
     names = {name for name, _ in words.texts()}
     for name in ("README.md", "docs/cli.md", "src/lmhead/errors.py", "examples/07_lens.ipynb"):
         assert name in names
+
+
+def test_every_script_that_is_named_exists() -> None:
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", root / "CHANGELOG.md", *sorted((root / "docs").glob("*.md"))]
+    path = re.compile(r"\b(?:tests|benchmarks|examples|scripts)/[a-z0-9_/]+\.(?:py|ipynb|mjs)")
+    named = {(page.name, name) for page in pages for name in path.findall(page.read_text("utf-8"))}
+    assert len(named) > 50
+    assert [pair for pair in sorted(named) if not (root / pair[1]).is_file()] == []
