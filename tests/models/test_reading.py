@@ -18,7 +18,7 @@ from lmhead.errors import BadCheckpoint, BadInput, LMHeadError
 from lmhead.files.checkpoint import open_checkpoint
 from lmhead.head.find.pretrained import causal_config
 from lmhead.loading import load
-from lmhead.models.reading import first_line, read_tokenizer, refusing
+from lmhead.models.reading import first_line, has_odd_sizes, read_tokenizer, refusing
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +113,21 @@ def test_sizes_that_no_tensor_has_take_no_memory(
     monkeypatch.setattr(loading, "model_of", lambda *_: pytest.fail("it went to transformers"))
     change(folder / "config.json", **{key: value})
     assert "tensors have other shapes" in refused(lambda: load(folder))
+
+
+@pytest.mark.parametrize(
+    ("changed", "odd"),
+    [
+        ({}, False),
+        ({"max_position_embeddings": 8192, "bos_token_id": 49_000, "rope_theta": 1e6}, False),
+        ({"max_position_embeddings": 10**6}, True),
+        ({"intermediate_size": 1537}, True),
+        ({"hidden_size": 49_152}, True),  # a size that a tensor has, in the place of another
+    ],
+)
+def test_sizes_are_held_against_the_files(changed: dict[str, Any], odd: bool) -> None:
+    config = {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, **changed}
+    assert has_odd_sizes(config, [(49_152, 576), (1536, 576), (576,)]) == odd
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "7"])

@@ -18,6 +18,7 @@ KINDS = {
     "bodies": "blocks of a GGUF file",
     "screens": "int8 copy of a head",
     "observations": "what a model said, for a trim",
+    "listening": "the same, of an earlier version",
     "states": "states of texts, for steer and detect",
 }
 

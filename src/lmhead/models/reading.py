@@ -6,14 +6,14 @@ take them hours or end the process is refused before they see it.
 """
 
 import base64
+import math
 import os
 import re
 import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,19 +80,24 @@ def refuse_endless(config: Mapping[str, Any], tensors: int, where: Path) -> None
             )
 
 
-def has_odd_sizes(config: Mapping[str, Any], sizes: AbstractSet[int]) -> bool:
-    """Tell whether a configuration has a number that may be a size, but is that of no tensor.
+def has_odd_sizes(config: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> bool:
+    """Tell whether the numbers of a configuration may make tensors that the files do not have.
 
-    Small numbers do no harm; nor do positions and ids up to the largest size.
+    So may a size that no tensor has, and two sizes whose product is far above the largest tensor:
+    one may stand in the place of another. Small numbers do no harm; nor do positions and ids up to
+    the largest size.
     """
+    sizes = {size for shape in shapes for size in shape}
     largest = max(sizes, default=0)
-    return any(
-        value > limits.SMALL
-        and value not in sizes
+    given = [
+        value
+        for key, value in _numbers(config)
+        if value > limits.SMALL
         and not (_PLACES.search(key) and value <= largest)
         and not _FACTORS.search(key)
-        for key, value in _numbers(config)
-    )
+    ]
+    most = max(map(math.prod, shapes), default=0)
+    return not sizes.issuperset(given) or math.prod(sorted(given)[-2:]) > 8 * most
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -117,11 +117,11 @@ def refuse_oversized(checkpoint: Checkpoint) -> None:
     """Refuse a configuration of far more weights than the files hold.
 
     transformers takes the memory of a tensor that the files have in another shape, and only then
-    says so. Building the model without weights takes a tenth of a second, so it is built only if a
-    number of the configuration is not a size that some tensor has.
+    says so. Building the model without weights takes a tenth of a second, so it is built only if
+    the numbers of the configuration do not look like those of the files.
     """
     shapes = [tensor.shape for tensor in checkpoint.tensors.values()]
-    if not has_odd_sizes(checkpoint.config, {size for shape in shapes for size in shape}):
+    if not has_odd_sizes(checkpoint.config, shapes):
         return
     try:
         twin = _twin(checkpoint)
