@@ -20,6 +20,7 @@ from lmhead.progress import Advance
 
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _EVERY = 10.0  # seconds between two lines of a step, where there is no terminal
+_FORESEEN = 0.01  # of a step: before that, the time left is anybody's guess
 _SHORTEST = 8  # letters that are left of a text at least
 
 
@@ -88,7 +89,10 @@ def _lines(title: str, total: int | None, started: float) -> Advance:
         if total and 0 < done < total and now - shown_at >= _EVERY:
             shown_at = now
             left = (now - started) * (total - done) / done
-            err().print(Text(plain(f"{title}: {done / total:.0%}, about {left:.0f} s left")))
+            told = f"{title}: {done / total:.0%}"
+            if done >= total * _FORESEEN:
+                told += f", about {left:.0f} s left"
+            err().print(Text(plain(told)))
 
     return advance
 
