@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lmhead.head.screened import ScreenedHead
 from lmhead.head.screening.known import Known
+from lmhead.head.screening.rejection import pick
 from lmhead.loading import load
 from screened_exact import hidden_states, p_value
 
@@ -34,6 +35,7 @@ CUTS: dict[str, dict[str, float]] = {
 }
 PARTS = ("decisions", "laws", "bfloat16")
 TEMPERATURES = (0.7, 1.0, 1.5)
+SAMPLED = 1000  # draws besides, each of which reads the copy anew
 
 
 def left(y: np.ndarray, order: np.ndarray, T: float, cut: dict[str, float]) -> np.ndarray:
@@ -97,13 +99,16 @@ def laws(head: ScreenedHead, h: Tensor, draws: int) -> dict[str, float]:
             counts = np.zeros(len(y))
             with head.rows(h[None]) as rows:
                 (row,) = rows
-                for _ in range(draws if "top_n_sigma" not in cut else 0):
-                    one = row.draw_cut(T, cut.get("top_p"), cut.get("min_p"), g)
-                    counts[one.id] += 1
-            if "top_n_sigma" in cut:
-                for _ in range(draws // 1000):
-                    ids = head.sample(h.expand(1000, -1), T, generator=g, **cut)
-                    counts += np.bincount(ids.numpy(), minlength=len(y))
+                if sigma := cut.get("top_n_sigma"):  # as in `sample`, but found once for all draws
+                    near = row.near(sigma * row.deviation(head._scanner.moments)).ordered()
+                    for _ in range(draws):
+                        counts[near.ids[pick(near.z, T, g)]] += 1
+                else:
+                    for _ in range(draws):
+                        one = row.draw_cut(T, cut.get("top_p"), cut.get("min_p"), g)
+                        counts[one.id] += 1
+            ids = head.sample(h.expand(SAMPLED, -1), T, generator=g, **cut)
+            counts += np.bincount(ids.numpy(), minlength=len(y))
             p = np.where(left(y, order, T, cut), np.exp((y - y.max()) / T), 0)
             reported[f"{name} T {T}"] = p_value(counts, p / p.sum())
     return reported

@@ -47,7 +47,7 @@ TRAININGS = {
 }
 LABELS = 32
 PROMPT = "The best thing about a long walk in the mountains is"
-COLOURS = ("#c1272d", "#e28a1e", "#2a6f97", "#4a7c3a")
+COLOURS = ("#c1272d", "#d97f12", "#2a6f97", "#3d7a2e", "#8e6bb0", "#5b3a8c")
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Case:
     raised: tuple[str, ...]  # the tokens raised most, at the worst position
     text: str
     distinct_2: float  # of the text
+    kl_bound: float | None = None  # proved for every text; at the head only
 
 
 def main() -> None:
@@ -103,38 +104,39 @@ def run(args: argparse.Namespace) -> None:
 
     cases: list[Case] = []
     audits: list[Audit] = []
-    vectors: list[SteeringVector] = []
+
+    def measure(name: str, score: float, vector: SteeringVector, kl_cap: float | None) -> None:
+        found = audit(model, vector, kl_cap=kl_cap, continuations=0, progress=render.progress)
+        if kl_cap is None:
+            made = written(steer_model(model, vector))
+        else:
+            made = written(guard(model, vector, kl_cap=kl_cap).model)
+        proved = certify(model, vector).kl_bound if vector.layer == HEAD else None
+        cases.append(case(model, name, score, found, made, proved))
+        audits.append(found)
+
+    first: tuple[float, SteeringVector] | None = None
     for name, constraints in TRAININGS.items():
         vector = trained(model, args, args.layer, constraints)
         score = tested(model, args, vector)
         vector = replace(vector, alpha=args.strength)
-        found = audit(model, vector, continuations=0, progress=render.progress)
-        cases.append(case(model, name, score, found, *written(steer_model(model, vector))))
-        audits.append(found)
-        vectors.append(vector)
-    guarded = guard(model, vectors[0], kl_cap=args.kl_cap)
-    held = written(guarded.model)
-    free, bound = (trained(model, args, HEAD, Constraints(budget=b)) for b in (None, args.budget))
+        first = first or (score, vector)
+        measure(name, score, vector, None)
+    assert first is not None
+    measure(f"no constraint, guarded at {args.kl_cap:g} nat", *first, args.kl_cap)
+    for name, budget in (("no budget", None), (f"budget {args.budget:g}", args.budget)):
+        vector = trained(model, args, HEAD, Constraints(budget=budget))
+        measure(f"at the head, {name}", tested(model, args, vector), vector, None)
     result: dict[str, Any] = {
         "model": args.model,
         "layer": args.layer,
         "alpha": args.strength,
         "prompt": args.prompt,
+        "kl_cap": args.kl_cap,
         "unsteered": written(model)[0],
         "cases": [asdict(c) for c in cases],
-        "guard": {
-            "kl_cap": args.kl_cap,
-            **guarded.log.to_dict(),
-            "text": held[0],
-            "distinct_2": held[1],
-        },
-        "head": {
-            "free": at_head(model, args, free),
-            "budget": {"kept": args.budget, **at_head(model, args, bound)},
-            "text": written(steer_model(model, bound))[0],
-        },
     }
-    draw(args.out, result, audits)
+    draw(args.out, result, [a.kl.sort(descending=True).values.tolist() for a in audits])
     if args.json:
         render.print_json(result)
     else:
@@ -167,8 +169,15 @@ def tested(model: Model, args: argparse.Namespace, vector: SteeringVector) -> fl
     return auroc(torch.tensor([s.score for s in scores]), torch.tensor([r.label for r in rows]))
 
 
-def case(model: Model, name: str, score: float, found: Audit, text: str, distinct: float) -> Case:
-    """Put together what is shown of one vector."""
+def case(
+    model: Model,
+    name: str,
+    score: float,
+    found: Audit,
+    made: tuple[str, float],
+    kl_bound: float | None,
+) -> Case:
+    """Put together what is shown of one way to steer."""
     worst = found.worst.delta.topk(6).indices.tolist()
     return Case(
         name,
@@ -178,102 +187,108 @@ def case(model: Model, name: str, score: float, found: Audit, text: str, distinc
         found.median_kl,
         found.flips,
         tuple(model.token_text(i) for i in worst),
-        text,
-        distinct,
+        *made,
+        kl_bound,
     )
 
 
-def at_head(model: Model, args: argparse.Namespace, vector: SteeringVector) -> dict[str, Any]:
-    """Return what is proved about a vector at the head's input."""
-    proved = certify(model, vector)
-    return {
-        "auroc": tested(model, args, vector),
-        "range": proved.range,
-        "kl_bound": proved.kl_bound,
-        "tv_bound": proved.tv_bound,
-    }
-
-
 def tell(result: dict[str, Any], out: Path) -> None:
-    """Print the table, the texts and what is proved."""
+    """Print the table and the texts."""
     title = f"layer {result['layer']}, alpha {result['alpha']:g}, 24 plain sentences"
-    table = render.table("training", "AUROC", "max |delta|", "max KL", "median KL", "flips",
-                         title=title)  # fmt: skip
+    table = render.table("vector", "AUROC", "max |delta|", "max KL", "median KL", "flips",
+                         "proved KL", title=title)  # fmt: skip
     for c in result["cases"]:
         table.add_row(
             c["name"],
             f"{c['auroc']:.3f}",
             *(f"{c[k]:.2f}" for k in ("max_delta", "max_kl", "median_kl")),
             render.percent(c["flips"]),
+            "" if c["kl_bound"] is None else f"{c['kl_bound']:.3g}",
         )
     console = render.out()
     console.print(table)
-    rows = [("unsteered", result["unsteered"])]
-    rows += [(c["name"], c["text"]) for c in result["cases"]]
-    rows += [
-        ("guarded", result["guard"]["text"]),
-        (f"head, budget {result['head']['budget']['kept']:g}", result["head"]["text"]),
-    ]
     console.print(f"\n[bold]{result['prompt']}[/bold]")
-    for name, text in rows:
-        console.print(f"  {name:>18}  {text!r}", markup=False)
+    for name, text in [("unsteered", result["unsteered"])] + [
+        (c["name"], c["text"]) for c in result["cases"]
+    ]:
+        console.print(f"  {name:>34}  {text!r}", markup=False)
     raised = " ".join(repr(t) for t in result["cases"][0]["raised"])
     console.print(f"\nraised most without a constraint: {raised}", markup=False)
-    held, head = result["guard"], result["head"]
-    console.print(
-        f"guard: {held['held_back']} of {held['tokens']} tokens held back, mean strength "
-        f"{held['mean_strength']:.2f}, max KL {held['max_kl']:.3f} (cap {held['kl_cap']:g})"
-    )
-    for name in ("free", "budget"):
-        h = head[name]
-        console.print(
-            f"head, {name}: range {h['range']:.2f}, AUROC {h['auroc']:.3f}; in every context "
-            f"KL <= {h['kl_bound']:.3g}, total variation <= {h['tv_bound']:.3g}"
-        )
     render.note(f"drawn: {out}")
 
 
-def draw(out: Path, result: dict[str, Any], audits: list[Audit]) -> None:
-    """Draw delta over the vocabulary, KL over the positions, and the texts."""
+def draw(out: Path, result: dict[str, Any], kl: list[list[float]]) -> None:
+    """Draw what each vector detects against the harm it does, KL over positions, and the texts.
+
+    `kl` has, of each case, the KL at all positions of the plain sentences, the worst first.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     cases = result["cases"]
-    figure, (over, along, said) = plt.subplots(
-        1, 3, figsize=(15, 4.6), width_ratios=(1, 1, 1.45), layout="constrained"
+    figure, (worth, along, said) = plt.subplots(
+        1, 3, figsize=(16, 6), width_ratios=(1.05, 1, 1.5), layout="constrained"
     )
-    for colour, c, found in zip(COLOURS, cases, audits, strict=False):
-        delta = found.worst.delta
-        ordered = (delta - delta.mean()).sort(descending=True).values
-        over.plot(ordered, color=colour, label=f"{c['name']}: max {c['max_delta']:.0f}")
-        kl = found.kl.sort(descending=True).values
-        along.plot(kl, color=colour, label=f"{c['name']}: max {c['max_kl']:.1f}")
-    over.set(title="delta at the worst position", xlabel="tokens, most raised first",
-             ylabel="logits (mean taken off)")  # fmt: skip
-    cap = result["guard"]["kl_cap"]
-    along.axhline(cap, color=COLOURS[3], linestyle="--", label=f"guard: never above {cap:g}")
-    along.set(title="KL at every position", xlabel="positions, worst first", ylabel="nat")
-    for axes in (over, along):
-        axes.legend(frameon=False)
+    for colour, c, values in zip(COLOURS, cases, kl, strict=True):
+        marker = "s" if c["kl_bound"] is not None else "o"
+        worth.scatter(c["auroc"], c["max_kl"], s=90, color=colour, marker=marker, zorder=3)
+        along.plot([max(x, 1e-6) for x in values], color=colour, linewidth=1.8)
+    scores = [c["auroc"] for c in cases]
+    room = max(max(scores) - min(scores), 0.02)
+    worth.set(title="what it knows against the harm it does", yscale="log",
+              xlabel="AUROC as a detector, on statements it has not seen",
+              ylabel="largest KL on plain sentences, nat",
+              xlim=(min(scores) - 0.25 * room, max(scores) + 0.25 * room))  # fmt: skip
+    for colour, c in zip(COLOURS, cases, strict=True):
+        side = "left" if c["auroc"] < max(scores) - 0.35 * room else "right"
+        worth.annotate(
+            c["name"], (c["auroc"], c["max_kl"]), xytext=(0, 9), textcoords="offset points",
+            ha=side, va="bottom", color=colour,
+        )  # fmt: skip
+    worth.text(0.98, 0.1, "good: to the right, and low", transform=worth.transAxes, ha="right",
+               color="#555555")  # fmt: skip
+    cap = result["kl_cap"]
+    for axes in (worth, along):
+        axes.axhline(cap, color=COLOURS[3], linestyle="--", linewidth=1, zorder=1)
         axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.25)
+    along.set(title="KL at every position", xlabel="positions of 24 plain sentences, worst first",
+              ylabel="nat", yscale="log", ylim=(1e-4, 2 * max(max(v) for v in kl)))  # fmt: skip
+    along.text(0.03, cap * 0.88, f"the guard's cap, {cap:g} nat", color=COLOURS[3], va="top",
+               transform=along.get_yaxis_transform())  # fmt: skip
     said.axis("off")
     said.set_title(f"“{result['prompt']} …”", loc="left")
     rows = [("unsteered", result["unsteered"], "black")]
-    rows += [(c["name"], c["text"], k) for c, k in zip(cases, COLOURS, strict=False)]
-    rows += [(f"no constraint, guarded at {cap:g} nat", result["guard"]["text"], COLOURS[3])]
-    y = 1.0
-    for name, text, colour in rows:
-        lines = textwrap.wrap(" ".join(text.split()) or repr(text), 72, max_lines=3)
+    rows += [
+        (
+            f"{c['name']}: AUROC {c['auroc']:.2f}, largest KL {c['max_kl']:.2g}"
+            + ("" if c["kl_bound"] is None else f" (proved: {c['kl_bound']:.2g})"),
+            c["text"],
+            k,
+        )
+        for c, k in zip(cases, COLOURS, strict=True)
+    ]
+    step = 1 / len(rows)
+    for place, (name, text, colour) in enumerate(rows):
+        y = 1 - place * step
+        lines = textwrap.wrap(drawable(" ".join(text.split()) or repr(text)), 78, max_lines=2)
         said.text(0, y, name, color=colour, weight="bold", va="top", transform=said.transAxes)
-        said.text(0, y - 0.055, "\n".join(lines), va="top", transform=said.transAxes,
-                  fontsize=9)  # fmt: skip
-        y -= 0.2
+        said.text(0, y - 0.045, "\n".join(lines), va="top", transform=said.transAxes,
+                  fontsize=9, parse_math=False)  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
-    warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box
     figure.savefig(out, dpi=110)
     plt.close(figure)
+
+
+def drawable(text: str) -> str:
+    """Name the letters that the font has no picture of, which would be empty boxes."""
+    from matplotlib.font_manager import FontProperties, findfont
+    from matplotlib.ft2font import FT2Font
+
+    known = FT2Font(findfont(FontProperties())).get_charmap()
+    return "".join(c if ord(c) in known else f"<U+{ord(c):04X}>" for c in text)
 
 
 if __name__ == "__main__":
