@@ -128,6 +128,21 @@ def sixteen(head: ScreenedHead, states: Tensor) -> dict[str, int]:
     return reported
 
 
+def show(name: str, part: str, found: dict[str, Any]) -> None:
+    """Print what one part found of a model."""
+    if part != "decisions":
+        shown = {k: round(x, 4) for k, x in found.items()}
+        print(name, {"laws": "p-values"}.get(part, part), shown, flush=True)
+        return
+    for about, one in found.items():
+        n = one["states"]
+        print(
+            f"{name} {about:18} {n} states, {one['wrong']} wrong, {one['fallbacks'] / n:.2%} "
+            f"fall-backs, {one['rows'] / n:.0f} rows scored",
+            flush=True,
+        )
+
+
 def main() -> int:
     """Hold every cut against float64, on every model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -143,27 +158,20 @@ def main() -> int:
         model = load(name, dtype=torch.float32)
         head = ScreenedHead.from_head(model.head, model.folder)
         states = hidden_states(model, args.states)
-        reported = {
-            "decisions": decisions(head, states) if "decisions" in args.parts else {},
-            "p_values": {},
-            "bfloat16": sixteen(head, states) if "bfloat16" in args.parts else {},
-        }
-        if args.draws and "laws" in args.parts:
-            reported["p_values"] = laws(head, states[len(states) // 2], args.draws)
+        reported: dict[str, Any] = {}
+        for part in args.parts:  # each is shown as soon as it is there: some take many minutes
+            if part == "decisions":
+                found = decisions(head, states)
+                good &= not any(one["wrong"] for one in found.values())
+            elif part == "laws":
+                found = laws(head, states[len(states) // 2], args.draws) if args.draws else {}
+                good &= all(p > 1e-5 for p in found.values())
+            else:
+                found = sixteen(head, states)
+            reported[part] = found
+            if not args.json:
+                show(name, part, found)
         report[name] = reported
-        good &= not any(one["wrong"] for one in reported["decisions"].values())
-        good &= all(p > 1e-5 for p in reported["p_values"].values())
-        if not args.json:
-            for about, one in reported["decisions"].items():
-                n = one["states"]
-                print(
-                    f"{name} {about:18} {n} states, {one['wrong']} wrong, "
-                    f"{one['fallbacks'] / n:.2%} fall-backs, {one['rows'] / n:.0f} rows scored"
-                )
-            if reported["p_values"]:
-                print(name, "p-values", {k: round(p, 4) for k, p in reported["p_values"].items()})
-            if reported["bfloat16"]:
-                print(name, "bfloat16", reported["bfloat16"])
     if args.json:
         print(json.dumps(report))
     return 0 if good else 1
