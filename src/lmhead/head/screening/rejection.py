@@ -23,7 +23,7 @@ from lmhead.head.screening.query import Query
 from lmhead.head.screening.ranking import Scored, Transform
 
 SCORED_FIRST = 16
-TRIES = 64
+TRIES = 256
 """Proposals for one draw; past that many the draw is made from all logits, and counted."""
 WIDEST = 4.0  # bits of slack beyond which float32 weights are too coarse to propose from
 _LOG2E = math.log2(math.e)
