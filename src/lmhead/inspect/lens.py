@@ -300,7 +300,7 @@ def _largest(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class _Space:
-    """Memory for the rows of one block after another; to ask for it each time costs more than exp."""
+    """Memory for the rows of one block after another: to ask for it anew costs more than exp."""
 
     off: Tensor
     w: Tensor
