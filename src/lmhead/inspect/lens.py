@@ -224,9 +224,10 @@ def _rows(
     token_text = cache(model.token_text)
     last = len(final.answer)
     rows: list[LensRow] = []
-    space = _Space.of(*final.p.shape)
+    parts = list(_chunks(last, V))
+    space = _Space.of(len(range(last)[parts[0]]), V)
 
-    def read(z: Tensor, at: slice = slice(None)) -> list[LensCell]:
+    def read(z: Tensor, at: slice) -> list[LensCell]:
         """Read the cells of some positions off logits `[n, V]`."""
         return list(_cells(z.float().cpu(), final.at(at), followed, top, token_text, space))
 
@@ -243,13 +244,13 @@ def _rows(
         for first in range(0, len(inner), together):
             x = torch.stack(inner[first : first + together])  # [rows, T, d]
             found: list[list[LensCell]] = [[] for _ in x]
-            for at in _chunks(last, V):
+            for at in parts:
                 z = head(x[:, at], from_block=True)[..., :V]
                 for cells, one in zip(found, z, strict=True):
                     cells += read(one, at)
             for cells in found:
                 add(cells)
-        add(read(logits[0, -last:, :V]))
+        add([cell for at in parts for cell in read(logits[0, -last:, :V][at], at)])
     return rows, exact
 
 
