@@ -369,3 +369,13 @@ def test_loss_is_the_cross_entropy_of_the_logits(reduction: str) -> None:
         torch.testing.assert_close(ours, theirs)
     same = head.loss(norm(h), targets, reduction=reduction)
     torch.testing.assert_close(same, loss)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_stretch_is_a_part_of_all_logits(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(100, 16, generator=generator), torch.randn(100, generator=generator)
+    head = LMHead(weight.to(dtype), bias.to(dtype), softcap=5.0, scale=0.5, vocab_size=90)
+    h = torch.randn(2, 3, 16, generator=generator)
+    torch.testing.assert_close(head.stretch(h, 0, 90), head(h))
+    torch.testing.assert_close(head.stretch(h, 64, 77), head(h)[..., 64:77])

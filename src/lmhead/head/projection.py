@@ -173,6 +173,14 @@ class Projection(OwnTensors, Head):
         z = torch.cat(parts).squeeze(-1)  # [B, n]
         return self._finish(z if self.bias is None else z + self.bias[own]).view(ids.shape)
 
+    def stretch(self, h: Tensor, first: int, stop: int) -> Tensor:
+        """Score the tokens from `first` to before `stop`: `[..., d]` to logits `[..., n]`.
+
+        Only their rows are read, and none is copied. `h` is what enters the projection.
+        """
+        bias = None if self.bias is None else self.bias[first:stop]
+        return self._finish(linear(h.to(self.weight.dtype), self.weight[first:stop], bias))
+
     def loss(
         self, h: Tensor, targets: Tensor, *, from_block: bool = False, **options: Any
     ) -> Tensor:

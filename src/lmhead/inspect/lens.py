@@ -8,8 +8,7 @@ Symbols: T positions, d the width of a state, V tokens, x `[1, T, d]` what a blo
 z logits `[T, V]`.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -24,14 +23,16 @@ from lmhead.body.tap import tapped
 from lmhead.body.torch_body import TorchBody
 from lmhead.errors import BadInput, UnsupportedModel
 from lmhead.generation.prompts import Prompt, Source, encoded, listed
+from lmhead.head import LMHead
 from lmhead.head.find.trace import tensors_in
+from lmhead.inspect.distributions import Distributions, Space, weighed
 from lmhead.inspect.tokens import Token, find_token
 from lmhead.loading import Model, load
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.progress import Progress, silent
 
-LOGITS_AT_ONCE = 1 << 25  # 128 MB of float32; each product packs the weight, so few are better
-STRETCH = 256  # tokens whose largest logit says whether one of the best can be among them
+STATES_AT_ONCE = 1024
+LOGITS_AT_ONCE = 1 << 22  # 16 MB of float32, which stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -213,173 +214,131 @@ def _rows(
 ) -> tuple[list[LensRow], bool]:
     head, V = model.head, model.reachable
     kind = type(model.body.model).__name__
-    own = head(_like(states[-1], logits, head.state_size, kind), from_block=True)
-    exact = torch.equal(own, logits)
+    exact = torch.equal(own := head(_like(states[-1], logits, head, kind), from_block=True), logits)
     if not exact and not torch.allclose(own.float(), logits.float(), rtol=1e-3, atol=1e-3):
         raise UnsupportedModel(
             f"{kind} does more between its last block and its head than its final norm; the lens "
             "needs a model whose last block, normed, gives its logits"
         )
-    final = _Final.of(logits[0, -last:, :V].float().cpu())
-    token_text = cache(model.token_text)
-    last = len(final.answer)
-    rows: list[LensRow] = []
-    parts = list(_chunks(last, V))
-    space = _Space.of(len(range(last)[parts[0]]), V)
-
-    def read(z: Tensor, at: slice) -> list[LensCell]:
-        """Read the cells of some positions off logits `[n, V]`."""
-        return list(_cells(z.float().cpu(), final.at(at), followed, top, token_text, space))
-
-    def add(cells: list[LensCell]) -> None:
-        block = len(rows) - 1 if rows else None
-        name = "embedding" if block is None else f"block {block}"
-        rows.append(LensRow(name, block, tuple(cells)))
-        advance(1)
-
-    with progress("looking through the lens", total=len(states)) as advance:
-        inner = [_like(x, logits, head.state_size, kind)[0, -last:] for x in states[:-1]]
-        # few large products are quicker than one for each block
-        together = max(1, LOGITS_AT_ONCE // (V * last))
-        for first in range(0, len(inner), together):
-            x = torch.stack(inner[first : first + together])  # [rows, T, d]
-            found: list[list[LensCell]] = [[] for _ in x]
-            for at in parts:
-                z = head(x[:, at], from_block=True)[..., :V]
-                for cells, one in zip(found, z, strict=True):
-                    cells += read(one, at)
-            for cells in found:
-                add(cells)
-        add([cell for at in parts for cell in read(logits[0, -last:, :V][at], at)])
+    del own
+    said = logits[0, -last:, :V]
+    last, blocks = len(said), len(states) - 1
+    inner = torch.stack([_like(x, logits, head, kind)[0, -last:] for x in states[:-1]])
+    positions = min(last, max(1, STATES_AT_ONCE // blocks))
+    width = max(64, LOGITS_AT_ONCE // (blocks * positions) // 64 * 64)  # tokens of a stretch
+    space = Space.to_hold(blocks * positions * width)
+    text = cache(model.token_text)
+    cells: list[list[LensCell]] = [[] for _ in states]
+    with progress("looking through the lens", total=-(-last // positions) * V) as advance:
+        for at in range(0, last, positions):
+            z = said[at : at + positions].cpu()
+            final = _Final.of(z, width, space)
+            ids = torch.tensor(final.answer)[:, None]  # [T, 1]
+            if followed is not None:
+                ids = torch.cat([ids, torch.full_like(ids, followed.id)], 1)
+            h = head.entering(inner[:, at : at + positions], from_block=True)  # [S, T, d]
+            asked = head.score(h, ids.to(h.device).expand(len(h), *ids.shape)).float().cpu()
+            read = _Read(final, ids, asked, top)
+            for first in range(0, V, width):
+                stop = min(first + width, V)
+                read.add(head.stretch(h, first, stop).float().cpu(), first, space)
+                advance(stop - first)
+            _extend(cells[:-1], read, text)
+            read = _Read(final, ids, z.float().gather(1, ids)[None], top)
+            for first in range(0, V, width):
+                read.add(z[None, :, first : first + width].float().clone(), first, space)
+            _extend(cells[-1:], read, text)
+    rows = [LensRow("embedding", None, tuple(cells[0]))]
+    rows += [LensRow(f"block {i}", i, tuple(found)) for i, found in enumerate(cells[1:])]
     return rows, exact
 
 
-def _cells(
-    z: Tensor, final: "_Final", followed: Token | None, top: int, text: Any, space: "_Space"
-) -> Iterator[LensCell]:
-    """Read cells off logits `[n, V]` float32, beside what the model says in the end."""
-    largest, best = _largest(z, min(top, z.shape[1]))
-    values, ids = largest.tolist(), best.tolist()
-    own = _Rows.of(z, largest[:, 0], space)
-    entropy = own.entropy.tolist()
-    kl = (own.log_total - own.mean(final.p) - final.entropy).tolist()
-    total, found = own.total.tolist(), own.found(z, final.answer)
-    wanted = [None] * len(z) if followed is None else own.found(z, [followed.id] * len(z))
-    for n, follows in enumerate(wanted):
-        yield LensCell(
-            top=tuple(
-                LensToken(i, text(i), math.exp(value - values[n][0]) / total[n])
-                for i, value in zip(ids[n], values[n], strict=True)
-            ),
-            entropy=entropy[n],
-            kl=max(kl[n], 0.0),
-            rank=found[n][0],
-            probability=found[n][1],
-            token_rank=follows[0] if follows else None,
-            token_probability=follows[1] if follows else None,
-        )
+class _Read:
+    """What is read off the logits `[S, T, V]` of S blocks, beside what the model says in the end.
 
-
-def _largest(z: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest of each row of `z [n, V]` and their ids, as `torch.topk` does.
-
-    They lie in the k stretches with the largest maxima, or behind the last whole stretch. To look
-    for maxima first takes a third of the time.
+    `ids [T, q]` are tokens to follow, and `asked [S, T, q]` their logits.
     """
-    V = z.shape[1]
-    whole = V - V % STRETCH
-    if whole // STRETCH <= k:
-        best = torch.topk(z, k)
-        return best.values, best.indices
-    stretches = z.unfold(1, STRETCH, STRETCH)  # [n, V / 256, 256]
-    first = torch.topk(stretches.amax(-1), k).indices * STRETCH
-    ids = (first[..., None] + torch.arange(STRETCH, device=z.device)).flatten(1)
-    ids = torch.cat([ids, torch.arange(whole, V, device=z.device).expand(len(z), -1)], 1)
-    best = torch.topk(z.gather(1, ids), k)
-    return best.values, ids.gather(1, best.indices)
 
+    def __init__(self, final: "_Final", ids: Tensor, asked: Tensor, top: int) -> None:
+        S, T, _ = asked.shape
+        self.final, self.ids, self.asked = final, ids, asked
+        self.all = Distributions(S * T, min(top, final.z.shape[1]))
+        self.more = torch.zeros(asked.shape)  # how many tokens are likelier; V is below 2^24
+        self._cross = torch.zeros(S, T, dtype=torch.float64)  # of p (z - peak), p of the end
+        self._mass = torch.zeros(T, dtype=torch.float64)  # of p, so far
 
-@dataclass(frozen=True)
-class _Space:
-    """Memory for the rows of one block after another: to ask for it anew costs more than exp."""
-
-    off: Tensor
-    w: Tensor
-    product: Tensor
-
-    @classmethod
-    def of(cls, n: int, V: int) -> "_Space":
-        return cls(*torch.empty(3, n, V))
-
-    def first(self, n: int) -> "_Space":
-        return _Space(self.off[:n], self.w[:n], self.product[:n])
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Distributions, `[n, V]`: whole matrices, which threads share, and not one row at a time."""
-
-    off: Tensor  # [n, V] logits less the largest, so that nothing large is taken from a large one
-    w: Tensor  # [n, V] exp(off)
-    total: Tensor  # [n] of w, float64
-    product: Tensor  # [n, V] to be written over
-
-    @classmethod
-    def of(cls, z: Tensor, best: Tensor, space: _Space) -> "_Rows":
-        space = space.first(len(z))
-        torch.sub(z, best[:, None], out=space.off)
-        torch.exp(space.off, out=space.w)
-        return cls(space.off, space.w, space.w.sum(-1).double(), space.product)
+    def add(self, z: Tensor, first: int, space: Space) -> None:
+        """Read logits `[S, T, n]` of the tokens from `first` on; they are written over."""
+        p = self.final.p(first, first + z.shape[-1])
+        # their own product may have rounded otherwise; no token is likelier than itself
+        inside = (self.ids >= first) & (self.ids < first + z.shape[-1])
+        for t, j in inside.nonzero().tolist():
+            z[:, t, int(self.ids[t, j]) - first] = self.asked[:, t, j]
+        product = space.of(z)[1]
+        for j in range(self.ids.shape[1]):
+            # ones in float32 add up far quicker than booleans, and exactly
+            self.more[..., j] += torch.gt(z, self.asked[..., j : j + 1], out=product).sum(-1)
+        off, moved = self.all.add(z.flatten(0, 1), first, space)
+        self._cross += moved.view_as(self._cross) * self._mass
+        self._cross += weighed(p, off.view(z.shape), product)
+        self._mass += p.sum(-1).double()
 
     @property
-    def log_total(self) -> Tensor:
-        return self.total.log()
+    def kl(self) -> Tensor:
+        """KL(final || this) in nats, `[S, T]`."""
+        return self.all.log_total.view_as(self._cross) - self._cross - self.final.entropy
 
-    @property
-    def entropy(self) -> Tensor:
-        return (self.log_total - self.mean(self.w) / self.total).clamp(min=0.0)
 
-    def mean(self, p: Tensor) -> Tensor:
-        """Weigh the logits, less the largest, by p `[n, V]`."""
-        # added up in pairs; a dot product would round far more
-        found = torch.mul(p, self.off, out=self.product).sum(-1)
-        if bool(found.isnan().any()):  # -inf times 0
-            found = (p * self.off.clamp(min=-1e30)).sum(-1)
-        return found.double()
-
-    def found(self, z: Tensor, ids: list[int]) -> list[tuple[int, float]]:
-        """Return the rank and the probability of one token in each row of logits `z [n, V]`."""
-        at = torch.tensor(ids)[:, None]
-        # ones in float32 add up far quicker than booleans, and exactly: V is below 2^24
-        ranks = 1 + torch.gt(z, z.gather(1, at), out=self.product).sum(-1).long()
-        p = self.off.gather(1, at)[:, 0].double().exp() / self.total
-        return list(zip(ranks.tolist(), p.tolist(), strict=True))
+def _extend(rows: list[list[LensCell]], read: _Read, text: Callable[[int], str]) -> None:
+    """Add what was read to the cells of each of the S blocks."""
+    S, T, q = read.asked.shape
+    best, ids = read.all.best, read.all.ids.tolist()
+    p = read.all.probability(best.T).T.tolist()
+    entropy, kl = read.all.entropy.tolist(), read.kl.clamp(min=0.0).flatten().tolist()
+    rank = (1 + read.more).long().view(S * T, q).tolist()
+    chance = read.all.probability(read.asked.view(S * T, q).T).T.tolist()
+    for n in range(S * T):
+        rows[n // T].append(
+            LensCell(
+                top=tuple(LensToken(i, text(i), x) for i, x in zip(ids[n], p[n], strict=True)),
+                entropy=entropy[n],
+                kl=kl[n],
+                rank=rank[n][0],
+                probability=chance[n][0],
+                token_rank=rank[n][1] if q > 1 else None,
+                token_probability=chance[n][1] if q > 1 else None,
+            )
+        )
 
 
 @dataclass(frozen=True)
 class _Final:
-    """What the model says in the end, at n positions."""
+    """What the model says in the end, at T positions."""
 
-    p: Tensor  # [n, V]
-    entropy: Tensor  # [n]
+    z: Tensor  # [T, V]
     answer: list[int]
+    log_total: Tensor  # [T, 1], of exp(z)
+    entropy: Tensor  # [T]
 
     @classmethod
-    def of(cls, z: Tensor) -> "_Final":
-        best, answer = z.max(-1)
-        own = _Rows.of(z, best, _Space.of(*z.shape))
-        return cls(own.w / own.total[:, None].float(), own.entropy, answer.tolist())
+    def of(cls, z: Tensor, width: int, space: Space) -> "_Final":
+        all_ = Distributions(len(z), 1)
+        for first in range(0, z.shape[1], width):
+            all_.add(z[:, first : first + width].float().clone(), first, space)
+        log_total = (all_.peak + all_.log_total)[:, None]
+        return cls(z, z.argmax(-1).tolist(), log_total, all_.entropy)
 
-    def at(self, some: slice) -> "_Final":
-        return _Final(self.p[some], self.entropy[some], self.answer[some])
+    def p(self, first: int, stop: int) -> Tensor:
+        """Return the probabilities of a stretch of tokens, `[T, n]` float32."""
+        return (self.z[:, first:stop].float() - self.log_total).exp_().float()
 
 
-def _like(x: Tensor, logits: Tensor, width: int, kind: str) -> Tensor:
+def _like(x: Tensor, logits: Tensor, head: LMHead, kind: str) -> Tensor:
     """Bring a block's output into the order of the logits `[1, T, V]`: `[1, T, d]`.
 
     Some models put the batch second, or a prompt of their own before the text.
     """
-    T = logits.shape[1]
+    T, width = logits.shape[1], head.state_size
     rows = x.reshape(-1, x.shape[-1])
     if x.shape[-1] != width or len(rows) < T or x.ndim > 3:
         raise UnsupportedModel(
@@ -387,8 +346,3 @@ def _like(x: Tensor, logits: Tensor, width: int, kind: str) -> Tensor:
             f"{T} positions; the lens needs [1, {T}, {width}]"
         )
     return rows[-T:].unsqueeze(0)
-
-
-def _chunks(T: int, V: int) -> Iterator[slice]:
-    step = max(1, LOGITS_AT_ONCE // V)
-    return (slice(at, at + step) for at in range(0, T, step))
