@@ -32,7 +32,7 @@ from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.progress import Progress, silent
 
 STATES_AT_ONCE = 1024
-LOGITS_AT_ONCE = 1 << 22  # 16 MB of float32, which stay in the processor's cache
+LOGITS_AT_ONCE = 1 << 20  # 4 MB of float32, which stay in the processor's cache
 
 
 @dataclass(frozen=True)
