@@ -4,13 +4,16 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lmhead.cli.options import Body, Device, Dtype, Json, Model, choose_body
 from lmhead.errors import BadInput, MissingExtra, how_to_install
 from lmhead.models.registry import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from lmhead.serve.api.logs import Logged
 
 
 def serve(
@@ -120,26 +123,31 @@ def serve(
         from lmhead.loading import load
         from lmhead.serve.api.app import create_app, warm_up
         from lmhead.serve.api.run import Runner, listen, log_to_stderr
+        from lmhead.serve.threads import aside
 
         socket = listen(host, port)  # a port that is taken is said before the model is loaded
         body = "max" if engine == "max" else choose_body(body, model, device, dtype)
-        loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
-        if batch_size > 1:
-            loaded = replace(loaded, body=row_body(loaded.body))
-        head = engine_of(loaded, engine, progress=render.progress)
-        warm_up(loaded, head)
-        app = create_app(
-            loaded, name=name, head=head, settings=settings, batch_size=batch_size, queue=queue
-        )
+
+        def prepared() -> "tuple[str, Logged]":
+            loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
+            if batch_size > 1:
+                loaded = replace(loaded, body=row_body(loaded.body))
+            head = engine_of(loaded, engine, progress=render.progress)
+            warm_up(loaded, head)
+            return loaded.name, create_app(
+                loaded, name=name, head=head, settings=settings, batch_size=batch_size, queue=queue
+            )
+
+        own_name, app = aside(prepared)
     log_to_stderr()
     at = socket.getsockname()
     shown = f"[{at[0]}]" if ":" in at[0] else at[0]
     url = f"http://{shown}:{at[1]}"
     if json:
-        render.print_json({"url": url, "model": name or loaded.name, "pid": os.getpid()})
+        render.print_json({"url": url, "model": name or own_name, "pid": os.getpid()})
         sys.stdout.flush()  # who reads it through a pipe would wait for the end of the server
     else:
-        render.note(f"serving {name or loaded.name} at {url}/v1; API docs at {url}/docs")
+        render.note(f"serving {name or own_name} at {url}/v1; API docs at {url}/docs")
     Runner(app, settings).run(sockets=[socket])
 
 

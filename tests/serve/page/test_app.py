@@ -247,3 +247,26 @@ def threading_busy(site: Any) -> bool:
         for t in threading.enumerate()
         if t.name == "lmhead-worker" and hasattr(getattr(t, "_target", None), "__self__")
     )
+
+
+def test_one_thread_computes(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that multiply keep each other's OpenMP threads asleep; a lens took twice as long."""
+    seen = set()
+    real = torch.nn.functional.linear
+
+    def linear(*args: Any) -> torch.Tensor:
+        seen.add(threading.current_thread().name)
+        return real(*args)
+
+    monkeypatch.setattr("torch.nn.functional.linear", linear)
+    ids = ask(site, "/api/read", {"prompt": "An unseen prompt of"}).json["ids"]
+    token = {"raise": 260, "lower": None}
+    for path, body in (
+        ("/api/logits", {"ids": ids}),
+        ("/api/lens", {"ids": ids, "token": None}),
+        ("/api/why", {"ids": ids, "token": ids[0], "against": None, "heads": False}),
+        ("/api/steer", {"ids": ids, "vector": token, "alpha": 1.0, "kl_cap": 0.5}),
+        ("/api/coverage", {"text": "A few words."}),
+    ):
+        assert ask(site, path, body).status == 200, path
+    assert seen == {"lmhead-worker"}

@@ -1,10 +1,10 @@
 """The page's server: its questions, and who answers them. Who may ask: `door.py`."""
 
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -26,11 +26,17 @@ from lmhead.serve.page.sizes import coverage, size
 from lmhead.serve.page.steering import LARGEST, Vectors
 from lmhead.serve.worker import Worker
 
+T = TypeVar("T")
+
 
 def make_app(model: Model, vectors: Sequence[Path] = (), server: str | None = None) -> FastAPI:
     """Return the application that answers for one model; `server` is the id of this run."""
     explorer, known = Explorer(model), Vectors(model, vectors)
     worker: list[Worker] = []
+
+    async def in_turn(work: Callable[[], T]) -> T:
+        """Do what needs the model in the one thread that generates (`serve/threads.py`)."""
+        return await worker[0].call(work)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -64,26 +70,24 @@ def make_app(model: Model, vectors: Sequence[Path] = (), server: str | None = No
         return JSONResponse(explorer.tokens, headers={"ETag": tag, "Cache-Control": "no-cache"})
 
     @app.post("/api/read")
-    def read(asked: Read) -> dict[str, Any]:
-        with explorer.gate:
-            return explorer.read(asked.prompt, asked.more, asked.chat, asked.cut)
+    async def read(asked: Read) -> dict[str, Any]:
+        return await in_turn(lambda: explorer.read(asked.prompt, asked.more, asked.chat, asked.cut))
 
     @app.post("/api/logits")
-    def logits(asked: Asked) -> Response:
-        with explorer.gate:
-            z = explorer.logits(explorer.model.encode(asked.ids))
+    async def logits(asked: Asked) -> Response:
+        z = await in_turn(lambda: explorer.logits(explorer.model.encode(asked.ids)))
         return Response(z.numpy().tobytes(), media_type="application/octet-stream")
 
     @app.post("/api/generate")
     async def generate(asked: Generate, request: Request) -> Response:
-        steering = await run_in_threadpool(_steering, known, asked.steer)
+        steering = await in_turn(lambda: _steering(known, asked.steer))
         wanted = await run_in_threadpool(request_of, model, asked, steering)
         return ndjson(generated(worker[0].submit(wanted), request, model))
 
     @app.post("/api/lens")
     async def lens(asked: Lens, request: Request) -> Response:
         return streamed(
-            request, lambda progress: explorer.lens(asked.ids, asked.token, progress), explorer.gate
+            request, lambda progress: explorer.lens(asked.ids, asked.token, progress), in_turn
         )
 
     @app.post("/api/why")
@@ -91,11 +95,11 @@ def make_app(model: Model, vectors: Sequence[Path] = (), server: str | None = No
         def work(progress: Any) -> dict[str, Any]:
             return explorer.why(asked.ids, asked.token, asked.against, asked.heads, progress)
 
-        return streamed(request, work, explorer.gate)
+        return streamed(request, work, in_turn)
 
     @app.get("/api/vectors")
-    def vectors_() -> list[dict[str, Any]]:
-        return known.listed()
+    async def vectors_() -> list[dict[str, Any]]:
+        return await in_turn(known.listed)
 
     @app.post("/api/vector")
     async def vector(request: Request, name: str) -> dict[str, Any]:
@@ -104,14 +108,16 @@ def make_app(model: Model, vectors: Sequence[Path] = (), server: str | None = No
             content += part
             if len(content) > LARGEST:
                 raise BadInput(f"the file is larger than {LARGEST >> 20} MB; expected a vector")
-        return await run_in_threadpool(known.add, name, content)
+        return await in_turn(lambda: known.add(name, content))
 
     @app.post("/api/steer")
-    def steer(asked: Steer) -> dict[str, Any]:
-        with explorer.gate:
+    async def steer(asked: Steer) -> dict[str, Any]:
+        def work() -> dict[str, Any]:
             ids = model.encode(asked.ids)
             h = explorer.state(ids)[-1]
             return known.steered(h, ids, asked.vector, asked.alpha, asked.kl_cap)
+
+        return await in_turn(work)
 
     @app.get("/api/size")
     def size_() -> dict[str, Any]:
@@ -119,9 +125,7 @@ def make_app(model: Model, vectors: Sequence[Path] = (), server: str | None = No
 
     @app.post("/api/coverage")
     async def coverage_(asked: Coverage, request: Request) -> Response:
-        return streamed(
-            request, lambda progress: coverage(model, asked.text, progress), explorer.gate
-        )
+        return streamed(request, lambda progress: coverage(model, asked.text, progress), in_turn)
 
     @app.post("/api/export")
     def export(asked: Export) -> HTMLResponse:

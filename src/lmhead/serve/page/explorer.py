@@ -36,7 +36,6 @@ class Explorer:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.gate = threading.Lock()  # one heavy computation at a time
         self._states: OrderedDict[tuple[int, ...], Tensor] = OrderedDict()
         self._remembering = threading.Lock()
 

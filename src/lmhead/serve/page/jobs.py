@@ -1,4 +1,4 @@
-"""Slow work for the page: in a thread, telling how far it is, and ended when nobody listens.
+"""Slow work for the page: in its turn, telling how far it is, and ended when nobody listens.
 
 A reply is lines of JSON: `{"progress": {"title", "done", "total"}}` any number of times, and then
 `{"result": ...}` or `{"error": "..."}`. When the browser closes the connection, the next step of
@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,8 @@ from lmhead.progress import Advance, Progress
 _LISTENING = 0.25  # seconds between two looks whether anybody does
 _SENT = 0.05  # seconds at least between two lines of progress
 
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
+
 log = logging.getLogger("lmhead.page")
 
 
@@ -31,14 +33,15 @@ class Cancelled(Exception):
 
 
 class Job:
-    """One piece of work; `gate` lets one at a time through, so that two tabs take turns."""
+    """One piece of work; `run` does it where the others of its kind are done, in turn."""
 
-    def __init__(self, work: Callable[[Progress], Any], gate: threading.Lock) -> None:
-        self._work, self._gate = work, gate
+    def __init__(self, work: Callable[[Progress], Any], run: Run) -> None:
+        self._work = work
         self._loop = asyncio.get_running_loop()
+        self._began = False
         self.lines: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self.cancelled = threading.Event()
-        threading.Thread(target=self._run, name="lmhead-page-job", daemon=True).start()
+        self._leading = asyncio.create_task(self._lead(run))
 
     def _tell(self, line: dict[str, Any] | None) -> None:
         try:
@@ -66,17 +69,13 @@ class Job:
         yield advance
         self._check()
 
-    def _run(self) -> None:
+    async def _lead(self, run: Run) -> None:
         try:
-            if not self._gate.acquire(blocking=False):
+            running = asyncio.ensure_future(run(self._do))
+            await asyncio.wait([running], timeout=_SENT)
+            if not self._began and not running.done():  # others are at work
                 self._tell({"progress": {"title": "waiting", "done": 0, "total": None}})
-                while not self._gate.acquire(timeout=_LISTENING):
-                    self._check()
-            try:
-                self._check()
-                self._tell({"result": self._work(self._progress)})
-            finally:
-                self._gate.release()
+            self._tell({"result": await running})
         except Cancelled:
             pass
         except LMHeadError as error:
@@ -87,17 +86,20 @@ class Job:
         finally:
             self._tell(None)
 
+    def _do(self) -> Any:
+        self._began = True
+        self._check()
+        return self._work(self._progress)
+
 
 def unexpected() -> str:
     """Say what to do about an error that nobody foresaw."""
     return "something went wrong in the server; the terminal that runs lmhead explore shows what"
 
 
-def streamed(
-    request: Request, work: Callable[[Progress], Any], gate: threading.Lock
-) -> StreamingResponse:
+def streamed(request: Request, work: Callable[[Progress], Any], run: Run) -> StreamingResponse:
     """Answer with the lines of a job."""
-    return ndjson(_lines(request, Job(work, gate)))
+    return ndjson(_lines(request, Job(work, run)))
 
 
 def ndjson(lines: AsyncIterator[dict[str, Any]]) -> StreamingResponse:
