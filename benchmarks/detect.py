@@ -5,10 +5,10 @@
                                 [--json FILE]
 
 FOLDER holds `true_false/*_true_false.csv` (Azaria and Mitchell's statements) and
-`truthfulqa/TruthfulQA.csv`; the statements about cities are our own. Every set is split by subject:
-of two statements about one animal, person or city never one is learned and the other asked for.
-Labels are all that a detector uses; whatever it chooses it chooses by them. A quarter of the rows
-is for the test, up to 500 others are read without their labels.
+`truthfulqa/TruthfulQA.csv`; cities, companies, landmarks and books are our own (`statements.py`).
+Every set is split by subject: of two statements about one animal, person or city never one is
+learned and the other asked for. Labels are all that a detector uses; whatever it chooses it chooses
+by them. A quarter of the rows is for the test, up to 500 others are read without their labels.
 
 Beside `auto` stand the recipes to the letter: TSV (at the middle layer, last epoch), mean
 difference and probe (at the layer that folds choose), CCS (contrast pairs, ten restarts, turned by
@@ -31,7 +31,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cities import records
 from lmhead.body.blocks import Blocks
 from lmhead.body.states import States
 from lmhead.loading import Model, load
@@ -45,9 +44,14 @@ from lmhead.steer.learn.training import fit_detector, known, labels_of, train
 from lmhead.steer.learn.tsv import Settings
 from lmhead.steer.metrics import auroc, interval, resampled
 from lmhead.steer.states import read_states
+from statements import SETS as OWN
+from statements import records
 
-# The recipe was settled on the first; the last three are not to be looked at before it is frozen.
-SETS = ("facts", "animals", "capitals", "truthfulqa", "elements", "inventions", "cities")
+# The recipe was settled on the first four; the last three were written after it was frozen.
+SETS = (
+    "facts", "animals", "capitals", "truthfulqa", "elements", "inventions", "cities",
+    "companies", "landmarks", "books",
+)  # fmt: skip
 MEASURES = ("probe, all labels", "shuffled labels", "surface")  # no rivals: other labels, or none
 _SUBJECT = re.compile(
     r"^(?:Human uses for |The |An? )?(.+?),? "
@@ -58,8 +62,8 @@ RESAMPLES = 1000
 
 def read_set(name: str, folder: Path, rows: int) -> Data:
     """Read one set, its rows grouped by subject; at most about `rows` of them."""
-    if name == "cities":
-        data = from_records(list(enumerate(records(), 2)), name)
+    if name in OWN:
+        data = from_records(list(enumerate(records(name), 2)), name)
     elif name == "truthfulqa":
         data = read_data(folder / "truthfulqa" / "TruthfulQA.csv")
     else:

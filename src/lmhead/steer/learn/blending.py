@@ -26,9 +26,9 @@ from lmhead.steer.metrics import auroc
 LAYERS = 8  # that are read, evenly spaced
 COMPONENTS = 24
 # Ridges are of the sum over rows, as a prior is: more labels overrule it.
-LIKELIHOOD_RIDGE, STATES_RIDGE, WEIGHTS_RIDGE = 64.0, 8.0, 24.0
+LIKELIHOOD_RIDGE, STATES_RIDGE, WEIGHTS_RIDGE = 64.0, 4.0, 8.0
 TEMPER = 0.25  # of the layers' likelihoods: their errors are not independent
-PRIOR = 1.0  # logits for one standard deviation of the last tokens' log-probability
+PRIOR = 0.35  # logits for one standard deviation of the last tokens' log-probability
 LIKELIHOOD, STATES = "likelihood", "states"
 
 
