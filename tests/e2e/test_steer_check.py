@@ -101,8 +101,38 @@ def test_generate_steered(
     assert 0 < reported["guard"]["max_range"] <= 1.5
     assert reported["guard"]["tokens"] == 12
     own = json.loads(out)["generations"][0]["guard"]
-    assert own == reported["guard"]
     assert len(own["kl"]) == 12
+    distinct, share = own.pop("distinct_2"), own.pop("share")
+    assert share in (1, 0.5, 0.25)
+    assert distinct["steered"] >= 0.8 * distinct["unsteered"]
+    assert own == reported["guard"]
+    _, out, _ = call(capsys, *prompt, "--steer", wild, "--kl-cap", 0.1, "--no-fit", "--json")
+    assert "share" not in json.loads(out)["generations"][0]["guard"]
+
+
+def test_a_text_that_repeats_itself_is_written_again(
+    smollm2: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wild = made(tmp_path / "v.safetensors", 25, 20.0)
+    prompt = ("generate", "The capital of France is", "-m", smollm2, "-n", 6, "--engine", "dense")
+    _, plain, _ = call(capsys, *prompt)
+    monkeypatch.setattr("lmhead.steer.bound.keeping.LEAST", 2.0)  # more than any text has
+    code, kept, err = call(capsys, *prompt, "--steer", wild, "--kl-cap", 0.5)
+    assert code == 0, err
+    assert kept == plain
+    assert "the text repeated itself, and was written again without the vector" in " ".join(
+        err.split()
+    )
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("The capital of France is\nOnce upon a time\n")
+    several = ("generate", "-m", smollm2, "-n", 4, "--prompts", prompts, "--steer", wild)
+    code, out, err = call(capsys, *several, "--kl-cap", 0.5)
+    assert code == 0, err
+    assert [json.loads(line)["guard"]["share"] for line in out.splitlines()] == [0, 0]
+    assert "2 of 2 texts repeated themselves" in " ".join(err.split())
 
 
 def test_a_budget_at_the_head_needs_no_guard(

@@ -159,18 +159,23 @@ def generate(
         else:
             each = steering.requests(loaded)
     options |= {"head": chosen, "chat": chat}
-    if each is not None:
+    if each is not None and not each.keeps:
         options["steering"] = each
     if beams > 1:
         results: Iterator[Generation] = iter(
             run(texts, loaded, beams=beams, progress=render.progress, **options)
         )
+    elif each is not None and each.keeps:  # no text is shown before it was compared
+        kept = each.kept(texts, loaded, params=params, **options)
+        results = _in_order(kept, len(texts) * samples)
     elif stream and not json and samples == 1 and prompts is None:
         _stream(rows[0].text("prompt"), events(texts, loaded, params=params, **options), chat)
-        note_guard(each.log if each else log)
+        if each:
+            each.note()
         return
     else:
-        results = _in_order(events(texts, loaded, params=params, **options), len(texts) * samples)
+        ended = _ended(events(texts, loaded, params=params, **options))
+        results = _in_order(ended, len(texts) * samples)
     if json:
         made = []
         for i, result in enumerate(results):
@@ -189,7 +194,10 @@ def generate(
                 render.note(f"[{i + 1} of {samples}]")
             sys.stdout.write((result.text if chat else result.prompt + result.text) + "\n")
         sys.stdout.flush()
-    note_guard(each.log if each else log)
+    if each:
+        each.note()
+    else:
+        note_guard(log)
 
 
 def _rows(prompt: str | None, prompts: Path | None) -> list[Row]:
@@ -212,17 +220,19 @@ def _record(row: Row, result: "Generation") -> dict[str, Any]:
     return row.with_result(result.to_dict(), given=["prompt"])
 
 
-def _in_order(started: "Iterator[Event]", total: int) -> "Iterator[Generation]":
+def _ended(started: "Iterator[Event]") -> "Iterator[tuple[int, Generation]]":
+    return ((event.id, event.result) for event in started if event.result is not None)
+
+
+def _in_order(ended: "Iterator[tuple[int, Generation]]", total: int) -> "Iterator[Generation]":
     """Yield the results in the order of the prompts, each as soon as those before it are there."""
     from lmhead.cli import render
 
     waiting: dict[int, Generation] = {}
     turn = 0
     with render.progress("generating", total=total) as advance:
-        for event in started:
-            if event.result is None:
-                continue
-            waiting[event.id] = event.result
+        for place, result in ended:
+            waiting[place] = result
             advance(1)
             while turn in waiting:
                 yield waiting.pop(turn)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -13,9 +13,11 @@ from lmhead.cli.options import Force as Force  # what it writes is a file as wel
 from lmhead.errors import BadInput
 
 if TYPE_CHECKING:
+    from lmhead.generation import Generation
     from lmhead.head import Head
     from lmhead.loading import Model as Loaded
     from lmhead.steer import Guard, GuardLog, SteeringVector
+    from lmhead.steer.bound.keeping import Kept
     from lmhead.steer.bound.steering import Added
 
 Alpha = Annotated[
@@ -46,8 +48,9 @@ Fit = Annotated[
     bool | None,
     typer.Option(
         "--fit/--no-fit",
-        help="First lower alpha until plain sentences stay within the limits; the default if there "
-        "is a limit and the blocks run in torch.",
+        help="First lower alpha until plain sentences stay within the limits, and rewrite a text "
+        "that repeats itself with less of it; the default if there is a limit and the blocks run "
+        "in torch.",
         rich_help_panel="Steering",
     ),
 ]
@@ -156,7 +159,7 @@ class Steering:
 
         with noted():
             first = steering_for(loaded, self.vectors, self.kl_cap, self.budget, alpha=self.alpha)
-        return Requests(first)
+        return Requests(first, self.fit is not False)
 
     def to_dict(self, log: "GuardLog | None") -> dict[str, Any]:
         """Return the JSON object that stands beside the generations."""
@@ -171,11 +174,32 @@ class Steering:
 
 
 class Requests:
-    """Gives the steering of each request, one after the other, and remembers it."""
+    """Gives the steering of each request, one after the other, and remembers it.
 
-    def __init__(self, first: "Guard | Added") -> None:
+    `keeps`: a guarded text is compared with the unsteered one before it is shown.
+    """
+
+    def __init__(self, first: "Guard | Added", fit: bool) -> None:
+        from lmhead.steer import Guard
+
         self._first = first
         self._made: list[Guard | Added] = []
+        self._kept: dict[int, Kept] = {}
+        self.keeps = fit and isinstance(first, Guard)
+
+    def kept(
+        self, texts: Sequence[Any], loaded: "Loaded", head: "Head", **options: Any
+    ) -> "Iterator[tuple[int, Generation]]":
+        """Write guarded texts that stay whole; yield the place and the text of each."""
+        from lmhead.generation.api import requests
+        from lmhead.steer.bound.keeping import kept
+
+        size = options.pop("batch_size")
+        asked = requests(texts, loaded, **options)
+        guard = cast("Guard", self._first)
+        for place, found in kept(loaded, asked, guard, head, batch_size=size):
+            self._kept[place] = found
+            yield place, found.generation
 
     def __call__(self) -> "Guard | Added":
         """Return the steering of the next request."""
@@ -184,6 +208,8 @@ class Requests:
 
     def record(self, place: int) -> dict[str, Any]:
         """Return the JSON fields of a request: what its guard noted, if it has one."""
+        if self.keeps:
+            return {"guard": self._kept[place].to_dict()}
         log = getattr(self._made[place], "log", None)
         return {} if log is None else {"guard": log.to_dict()}
 
@@ -198,7 +224,25 @@ class Requests:
         for one in self._made:
             if isinstance(one, Guard):
                 total.extend(one.log)
+        for place in sorted(self._kept):
+            total.extend(self._kept[place].log)
         return total
+
+    def note(self) -> None:
+        """Say on stderr what the guards did, and which texts were written again."""
+        from lmhead.cli import render
+
+        note_guard(self.log)
+        again = [one.share for one in self._kept.values() if one.share < 1]
+        off = "(--no-fit turns this off)"
+        if again and len(self._kept) == 1:
+            less = f"with {again[0]:.3g} of alpha" if again[0] else "without the vector"
+            render.note(f"the text repeated itself, and was written again {less} {off}")
+        elif again:
+            render.note(
+                f"{len(again)} of {len(self._kept)} texts repeated themselves, and were written "
+                f"again with less of the vector {off}"
+            )
 
 
 def note_guard(log: "GuardLog | None") -> None:

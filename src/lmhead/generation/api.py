@@ -1,7 +1,7 @@
 """`generate` and `stream`: the two ways to continue prompts from Python."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -200,7 +200,56 @@ def events(
 
     `steering` is called once for each sequence, in their order, and gives what steers it.
     """
-    _count(max_tokens=max_tokens, samples=samples, batch_size=batch_size)
+    _count(batch_size=batch_size)
+    asked = requests(
+        prompts, model, params=params, max_tokens=max_tokens, order=order, stop=stop,
+        samples=samples, chat=chat, steering=steering,
+    )  # fmt: skip
+    engine = Engine(model, head, batch_size=batch_size)
+    for request in asked:
+        engine.submit(request)
+    done: dict[int, Generation] = {}
+    for event in engine.run():
+        if event.error is not None:
+            raise event.error
+        yield event
+        if event.result is not None:
+            done[event.id] = event.result
+    warn_of_cut(asked, done)
+
+
+def warn_of_cut(asked: Sequence[Request], done: Mapping[int, Generation]) -> None:
+    """Warn of texts, by their place, that ended before the grammar they keep was complete."""
+    cut = sum(
+        result.finish_reason == "length" and not asked[place].sampler.complete(result.ids)
+        for place, result in done.items()
+    )
+    if cut:
+        which = "the text" if len(asked) == 1 else f"{cut} of {len(asked)} texts"
+        _warn(
+            f"{which} ended at max_tokens, before the grammar was complete; raise max_tokens "
+            f"(now {asked[0].max_tokens})",
+            names=["max_tokens"],
+        )
+
+
+def requests(
+    prompts: Sequence[Prompt],
+    model: Model,
+    *,
+    params: SamplingParams,
+    max_tokens: int = 64,
+    order: str | Sequence[str] = "hf",
+    stop: str | Sequence[str] = (),
+    samples: int = 1,
+    chat: bool = False,
+    steering: Callable[[], Steering] | None = None,
+) -> list[Request]:
+    """Return what the engine is asked for: `samples` sequences for each prompt, one after another.
+
+    Every prompt is checked before any of them is continued.
+    """
+    _count(max_tokens=max_tokens, samples=samples)
     stops = _texts(stop)
     if samples > 1 and not params.random:
         _warn(
@@ -212,30 +261,15 @@ def events(
     sampler = Sampler.from_params(
         params, order, vocab_size=model.reachable, tokenizer=model.tokenizer
     )
-    # every prompt is checked before the first is continued
     read = [encoded(model, prompt, chat=chat) for prompt in prompts]
-    engine = Engine(model, head, batch_size=batch_size)
-    for text, ids in read:
-        for j in range(samples):
-            own = None if steering is None else steering()
-            engine.submit(
-                Request(ids, sampler, max_tokens, stops, index=j, steering=own, prompt=text)
-            )
-    cut = 0
-    for event in engine.run():
-        if event.error is not None:
-            raise event.error
-        yield event
-        if event.result is not None and event.result.finish_reason == "length":
-            cut += not sampler.complete(event.result.ids)
-    if cut:
-        total = len(read) * samples
-        which = "the text" if total == 1 else f"{cut} of {total} texts"
-        _warn(
-            f"{which} ended at max_tokens, before the grammar was complete; raise max_tokens "
-            f"(now {max_tokens})",
-            names=["max_tokens"],
+    return [
+        Request(
+            ids, sampler, max_tokens, stops, index=j,
+            steering=None if steering is None else steering(), prompt=text,
         )
+        for text, ids in read
+        for j in range(samples)
+    ]  # fmt: skip
 
 
 def _warn(message: str, names: Sequence[str]) -> None:
