@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lmhead.head import LMHead
+from lmhead.head.distributions import Distributions, Space
 
 # log p is that of the token; best, that of the likeliest one; entropy, that of the law.
 FIGURES = (
@@ -32,7 +33,7 @@ FIGURES = (
 )
 MEAN, LAST = FIGURES.index("mean log p"), FIGURES.index("last three log p")
 _LAST = 3
-_POSITIONS = 64  # whose logits are held at a time: few enough that memory is used again
+_STATES, _TOKENS = 512, 2048  # whose logits are held at a time: 4 MB, which stay in the cache
 
 
 def summed_up(texts: Sequence[Tensor]) -> Tensor:
@@ -52,26 +53,30 @@ def figures_of_tokens(head: LMHead, h: Tensor, place: Tensor, targets: Tensor) -
     tokens, or none; `place` never falls.
     """
     parts = []
-    begin = 0
-    for first in range(0, len(h), _POSITIONS):
-        states = h[first : first + _POSITIONS]
+    begin, V = 0, head.vocab_size
+    space = Space.to_hold(_STATES * _TOKENS, h.device)
+    for first in range(0, len(h), _STATES):
+        states = h[first : first + _STATES]
         end = begin + int((place[begin:] < first + len(states)).sum())
         if end == begin:
             continue
-        z = head(states).float()  # [p, V]
-        z = z.sub_(z.amax(-1, keepdim=True))  # the head's logits are ours alone
-        at = (place[begin:end] - first).to(z.device)
-        wanted = targets[begin:end].to(z.device)
-        own = z[at, wanted]
-        if len(at) == len(z) and bool((at == torch.arange(len(z), device=z.device)).all()):
-            rank = (z > own[:, None]).sum(-1)
-        else:
-            rank = torch.stack([(z[i] > x).sum() for i, x in zip(at.tolist(), own, strict=True)])
-        e = z.exp()
-        total = e.sum(-1)
-        log_total = total.log()
-        entropy = log_total - torch.linalg.vecdot(e, z) / total
-        found = (own - log_total[at], -log_total[at], entropy[at], rank.float().log1p())
+        at = (place[begin:end] - first).to(h.device)
+        wanted = targets[begin:end].to(h.device)
+        own = head.score(states[at], wanted[:, None])[:, 0].float()
+        alike = len(at) == len(states) and bool(
+            (at == torch.arange(len(at), device=h.device)).all()
+        )
+        all_, more = Distributions(len(states), 1, h.device), torch.zeros_like(own)
+        for token in range(0, V, _TOKENS):
+            z = head.stretch(states, token, min(token + _TOKENS, V)).float()
+            # their own product may have rounded otherwise; no token is likelier than itself
+            inside = ((wanted >= token) & (wanted < token + _TOKENS)).nonzero()[:, 0]
+            z[at[inside], wanted[inside] - token] = own[inside]
+            # ones in float32 add up far quicker than booleans, and exactly: V is below 2^24
+            more += (z if alike else z[at]).gt(own[:, None]).float().sum(-1)
+            all_.add(z, token, space)
+        logp = (own.double() - all_.peak[at] - all_.log_total[at]).float()
+        found = (logp, -all_.log_total[at].float(), all_.entropy[at].float(), more.log1p())
         parts.append(torch.stack(found, 1).cpu())
         begin = end
     return torch.cat(parts) if parts else torch.zeros(0, 4)

@@ -68,8 +68,9 @@ def _shorter(texts: Sequence[Sequence[int]], i: int, j: int) -> int:
 def shared_batches(texts: Sequence[Sequence[int]], share: bool = True) -> Iterator[Shared]:
     """Put texts together that have beginnings of one length and about as many tokens left.
 
-    Many texts of one beginning are parted, and read it once for each part. The order of the texts
-    does not matter: which of them run together decides the last bits of their states.
+    Texts of one beginning are parted where to read it once more costs less than padding, and where
+    they are many. The order of the texts does not matter: which of them run together decides the
+    last bits of their states.
     """
     lengths = lengths_shared(texts) if share else [0] * len(texts)
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -79,11 +80,12 @@ def shared_batches(texts: Sequence[Sequence[int]], share: bool = True) -> Iterat
     for beginning, members in groups.items():
         P = len(beginning)
         members.sort(key=lambda i: (len(texts[i]), tuple(texts[i])))
-        while members:
-            left = len(texts[members[-1]]) - P
-            size = max(1, TOKENS // left) if P else 1  # texts that share nothing go anywhere
-            parts.append((beginning, members[-size:], left))
-            del members[-size:]
+        if P:
+            runs = _runs([len(texts[i]) - P for i in members], P)
+        else:  # texts that share nothing go anywhere
+            runs = [slice(k, k + 1) for k in range(len(members))]
+        for run in runs:
+            parts.append((beginning, members[run], len(texts[members[run][-1]]) - P))
     parts.sort(key=lambda part: (len(part[0]), part[2], part[0], tuple(texts[part[1][0]])))
     waiting: list[tuple[tuple[int, ...], list[int], int]] = []
     count = 0
@@ -97,6 +99,28 @@ def shared_batches(texts: Sequence[Sequence[int]], share: bool = True) -> Iterat
         count += len(members)
     if waiting:
         yield _together(waiting)
+
+
+def _runs(lefts: Sequence[int], P: int) -> list[slice]:
+    """Part texts of one beginning, the shortest first, so that the fewest positions are run.
+
+    Each part reads the P tokens of the beginning, and pads its texts to the longest of them. A
+    token of a beginning counts twice: products of so few rows are half as fast.
+    """
+    least = [0]  # positions that the first n texts need
+    cut = [0]  # where the last part of the first n texts begins
+    for n, left in enumerate(lefts, 1):
+        most = max(1, TOKENS // left)
+        needed, begin = min(
+            (least[j] + 2 * P + (n - j) * left, j) for j in range(max(0, n - most), n)
+        )
+        least.append(needed)
+        cut.append(begin)
+    runs, n = [], len(lefts)
+    while n:
+        runs.append(slice(cut[n], n))
+        n = cut[n]
+    return runs
 
 
 def _together(parts: Sequence[tuple[tuple[int, ...], list[int], int]]) -> Shared:

@@ -24,8 +24,8 @@ from lmhead.body.torch_body import TorchBody
 from lmhead.errors import BadInput, UnsupportedModel
 from lmhead.generation.prompts import Prompt, Source, encoded, listed
 from lmhead.head import LMHead
+from lmhead.head.distributions import Distributions, Space, weighed
 from lmhead.head.find.trace import tensors_in
-from lmhead.inspect.distributions import Distributions, Space, weighed
 from lmhead.inspect.tokens import Token, find_token
 from lmhead.loading import Model, load
 from lmhead.models.registry import DEFAULT_MODEL

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lmhead.inspect.distributions import Distributions, Space, weighed
+from lmhead.head.distributions import Distributions, Space, weighed
 
 
 @pytest.mark.parametrize("width", [1, 7, 64, 1000])

@@ -22,12 +22,12 @@ class Distributions:
     something large; when a larger one comes, the sums are moved to it.
     """
 
-    def __init__(self, N: int, k: int) -> None:
-        self.peak = torch.full((N,), _LOWEST)
-        self.total = torch.zeros(N, dtype=torch.float64)  # of exp(z - peak)
-        self.moment = torch.zeros(N, dtype=torch.float64)  # of exp(z - peak) (z - peak)
-        self.best = torch.full((N, k), -math.inf)
-        self.ids = torch.zeros(N, k, dtype=torch.long)
+    def __init__(self, N: int, k: int, device: torch.device | None = None) -> None:
+        self.peak = torch.full((N,), _LOWEST, device=device)
+        self.total = torch.zeros(N, dtype=torch.float64, device=device)  # of exp(z - peak)
+        self.moment = torch.zeros_like(self.total)  # of exp(z - peak) (z - peak)
+        self.best = torch.full((N, k), -math.inf, device=device)
+        self.ids = torch.zeros(N, k, dtype=torch.long, device=device)
 
     def add(self, z: Tensor, first: int, space: "Space") -> tuple[Tensor, Tensor]:
         """Add the logits of the tokens from `first` on; z is written over.
@@ -96,9 +96,9 @@ class Space:
     product: Tensor
 
     @classmethod
-    def to_hold(cls, numbers: int) -> "Space":
+    def to_hold(cls, numbers: int, device: torch.device | None = None) -> "Space":
         """Make room for this many logits."""
-        return cls(*torch.empty(2, numbers))
+        return cls(*torch.empty(2, numbers, device=device))
 
     def of(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return both as tensors of the shape of z."""
