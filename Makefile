@@ -143,7 +143,7 @@ notebooks: $(VENV)/.installed-dev
 	$(BIN)/python scripts/notebooks.py --write
 
 # These take files of statements, which the project does not hold.
-WITH_DATA := benchmarks/cities.py benchmarks/detect.py benchmarks/detect_time.py
+WITH_DATA := benchmarks/statements.py benchmarks/detect.py benchmarks/detect_time.py
 
 bench: $(VENV)/.installed-dev
 	@for file in $(filter-out $(WITH_DATA),$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file || exit 1; done

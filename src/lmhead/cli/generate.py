@@ -23,7 +23,7 @@ from lmhead.cli.options import (
 )
 from lmhead.cli.rows import Row, rows_of
 from lmhead.cli.sampling import with_controls
-from lmhead.cli.steering import Alpha, Budget, Fit, KlCap, Steering, note_guard
+from lmhead.cli.steering import Alpha, Budget, FitTexts, KlCap, Steering, note_guard
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
 
@@ -87,7 +87,7 @@ def generate(
     alpha: Alpha = None,
     budget: Budget = None,
     kl_cap: KlCap = None,
-    fit: Fit = None,
+    fit: FitTexts = None,
     body: Body = "auto",
     device: Device = None,
     dtype: Dtype = None,

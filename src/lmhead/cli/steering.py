@@ -44,15 +44,19 @@ KlCap = Annotated[
         rich_help_panel="Steering",
     ),
 ]
-Fit = Annotated[
-    bool | None,
-    typer.Option(
-        "--fit/--no-fit",
-        help="First lower alpha until plain sentences stay within the limits, and rewrite a text "
-        "that repeats itself with less of it; the default if there is a limit and the blocks run "
-        "in torch.",
-        rich_help_panel="Steering",
-    ),
+_FIT = (
+    "First lower alpha until plain sentences stay within the limits{}; the default if there is a "
+    "limit and the blocks run in torch."
+)
+
+
+def _fit(more: str = "") -> Any:
+    return typer.Option("--fit/--no-fit", help=_FIT.format(more), rich_help_panel="Steering")
+
+
+Fit = Annotated[bool | None, _fit()]
+FitTexts = Annotated[
+    bool | None, _fit(", and rewrite a text that repeats itself with less of the vector")
 ]
 
 
@@ -159,7 +163,7 @@ class Steering:
 
         with noted():
             first = steering_for(loaded, self.vectors, self.kl_cap, self.budget, alpha=self.alpha)
-        return Requests(first, self.fit is not False)
+        return Requests(first, bool(self.fit))
 
     def to_dict(self, log: "GuardLog | None") -> dict[str, Any]:
         """Return the JSON object that stands beside the generations."""

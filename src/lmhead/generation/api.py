@@ -1,7 +1,7 @@
 """`generate` and `stream`: the two ways to continue prompts from Python."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -208,22 +208,22 @@ def events(
     engine = Engine(model, head, batch_size=batch_size)
     for request in asked:
         engine.submit(request)
-    done: dict[int, Generation] = {}
+    cut = 0
     for event in engine.run():
         if event.error is not None:
             raise event.error
         yield event
-        if event.result is not None:
-            done[event.id] = event.result
-    warn_of_cut(asked, done)
+        cut += event.result is not None and cut_short(asked[event.id], event.result)
+    warn_of_cut(cut, asked)
 
 
-def warn_of_cut(asked: Sequence[Request], done: Mapping[int, Generation]) -> None:
-    """Warn of texts, by their place, that ended before the grammar they keep was complete."""
-    cut = sum(
-        result.finish_reason == "length" and not asked[place].sampler.complete(result.ids)
-        for place, result in done.items()
-    )
+def cut_short(request: Request, result: Generation) -> bool:
+    """Tell whether a text ended before the grammar it keeps was complete."""
+    return result.finish_reason == "length" and not request.sampler.complete(result.ids)
+
+
+def warn_of_cut(cut: int, asked: Sequence[Request]) -> None:
+    """Warn if that many of the texts asked for ended before their grammar was complete."""
     if cut:
         which = "the text" if len(asked) == 1 else f"{cut} of {len(asked)} texts"
         _warn(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lmhead.generation.api import warn_of_cut
+from lmhead.generation.api import cut_short, warn_of_cut
 from lmhead.generation.engine import Engine
 from lmhead.generation.request import Generation, Request
 from lmhead.head import Head
@@ -62,7 +62,7 @@ def kept(
     going: dict[int, tuple[int, int | None, Guard | None]] = {}  # place, which share, its guard
     plain: dict[int, Generation] = {}
     steered: dict[int, tuple[Generation, int, Guard]] = {}
-    done: dict[int, Generation] = {}
+    cut = 0
 
     def submit(place: int, turn: int | None) -> None:
         own = None if turn is None else guards[turn].alone()
@@ -92,6 +92,7 @@ def kept(
             continue
         else:
             found = Kept(plain[place], 0.0, (first, first), GuardLog())
-        done[place] = found.generation
+        del plain[place]
+        cut += cut_short(asked[place], found.generation)
         yield place, found
-    warn_of_cut(asked, done)
+    warn_of_cut(cut, asked)
