@@ -4,7 +4,6 @@ Symbols: B texts, T tokens, x `[B, T, d]` what a block puts out, h `[B, T, d]` w
 Texts are padded on the right: attention looks back only, so no token ever sees the padding.
 """
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import Tensor
 from lmhead.body.adding import blocks_of, check_layer
 from lmhead.body.base import Body
 from lmhead.body.skipping import skipping
-from lmhead.body.state import State
 from lmhead.body.tap import tapped
 from lmhead.body.torch_body import TorchBody
 from lmhead.errors import UnsupportedModel
@@ -44,25 +42,15 @@ class Blocks:
 
         with torch.no_grad(), tapped(self.blocks[0], see=look):
             self.body(torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+        if not seen:
+            raise UnsupportedModel(
+                f"{type(self.body.model).__name__} does not run its first block as a module; "
+                "expected a model that runs its blocks one after another"
+            )
         return seen[0]
 
-    def states(self, ids: Tensor) -> list[Tensor]:
+    def states(self, ids: Tensor, **inputs: Any) -> list[Tensor]:
         """Return what every block puts out, and last what enters the head; each `[B, T, d]`."""
-        return self._catch(lambda: self.body(ids, use_cache=False)[0])
-
-    def states_on(self, ids: Tensor, state: State | None) -> tuple[list[Tensor], State]:
-        """Do the same behind what `state` remembers; return what is remembered then as well."""
-        after: list[State] = []
-
-        def run() -> Tensor:
-            h, found = self.body.run(ids, state)
-            after.append(found)
-            return h
-
-        T = ids.shape[1]  # a model without a memory reads all of it again
-        return [x[:, -T:] for x in self._catch(run)], after[0]
-
-    def _catch(self, run: Callable[[], Tensor]) -> list[Tensor]:
         caught: list[Tensor] = []
 
         def catch(x: Tensor) -> Tensor:
@@ -72,7 +60,7 @@ class Blocks:
         with ExitStack() as stack, torch.no_grad():
             for block in self.blocks:
                 stack.enter_context(tapped(block, leave=catch))
-            h = run()
+            h, _ = self.body(ids, use_cache=False, **inputs)
         return [*caught, h]
 
     def above(self, layer: int, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Symbols: B texts, T tokens, P of them scored (no prompt, no padding), V vocabula
 The stop is the last token of a text that has more than one scored: the mark that ends a statement.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -63,18 +64,25 @@ def figures_of_tokens(head: LMHead, h: Tensor, place: Tensor, targets: Tensor) -
         at = (place[begin:end] - first).to(h.device)
         wanted = targets[begin:end].to(h.device)
         own = head.score(states[at], wanted[:, None])[:, 0].float()
-        alike = len(at) == len(states) and bool(
-            (at == torch.arange(len(at), device=h.device)).all()
-        )
+        # Most states predict one token: they are compared as they lie, the others taken out first.
+        again = torch.zeros_like(at, dtype=torch.bool)
+        again[1:] = at[1:] == at[:-1]
+        others = again.nonzero()[:, 0]
+        once = torch.full((len(states),), math.inf, device=h.device)
+        once[at[~again]] = own[~again]
         all_, more = Distributions(len(states), 1, h.device), torch.zeros_like(own)
+        above = torch.zeros(len(states), device=h.device)
         for token in range(0, V, _TOKENS):
             z = head.stretch(states, token, min(token + _TOKENS, V)).float()
             # their own product may have rounded otherwise; no token is likelier than itself
             inside = ((wanted >= token) & (wanted < token + _TOKENS)).nonzero()[:, 0]
             z[at[inside], wanted[inside] - token] = own[inside]
             # ones in float32 add up far quicker than booleans, and exactly: V is below 2^24
-            more += (z if alike else z[at]).gt(own[:, None]).float().sum(-1)
+            above += z.gt(once[:, None]).float().sum(-1)
+            if len(others):
+                more[others] += z[at[others]].gt(own[others, None]).float().sum(-1)
             all_.add(z, token, space)
+        more[~again] = above[at[~again]]
         logp = (own.double() - all_.peak[at] - all_.log_total[at]).float()
         found = (logp, -all_.log_total[at].float(), all_.entropy[at].float(), more.log1p())
         parts.append(torch.stack(found, 1).cpu())

@@ -1,131 +1,112 @@
-"""Texts that begin alike: what several of them begin with is read once, and each reads on from it.
+"""Texts that begin alike, as a tree: what several of them begin with is read once.
 
-Symbols: N texts, G beginnings of P tokens, B texts that read on from them, T tokens of the rest. A
-text has at most one beginning, of as many tokens as save the most work over all texts. Beginnings
-of one length are read together, so that they have no padding; the rests are padded on the right,
-where attention does not look.
+Symbols: W nodes of a row. A row is a piece of the tree of all texts: each node is one token, seen
+by those that come behind it in a text. Texts that share nothing may stand in one row as well, so
+that hardly anything is padded. `ROW` and `TOKENS` are by measurement: attention looks at whole
+rows, so that wide ones are slow, and narrow ones read more beginnings again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-TOKENS = 512  # that run together: enough that a product of matrices is at its fastest
-_WORTH = 4  # tokens that a beginning has to save
+import torch
+from torch import Tensor
+
+ROW = 128  # nodes of a row
+TOKENS = 1024  # that run together: enough that a product of matrices is at its fastest
 
 
 @dataclass(frozen=True)
-class Shared:
-    """Texts that are read together: `texts[b]` begins with `beginnings[of[b]]`."""
+class Row:
+    """Texts that are read as one row of tokens: text `texts[k]` is the nodes `paths[k]`."""
 
     texts: list[int]  # which
-    beginnings: list[tuple[int, ...]]  # all of one length, 0 where texts are read whole
-    of: list[int]
+    paths: list[list[int]]
+    ids: list[int]  # of each node
+    parents: list[int]  # of each node, -1 where a text begins
 
     @property
-    def length(self) -> int:
-        """P, the tokens of a beginning."""
-        return len(self.beginnings[0]) if self.beginnings else 0
+    def depths(self) -> list[int]:
+        """How many tokens stand before each node."""
+        depths: list[int] = []
+        for parent in self.parents:  # which comes before the node
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return depths
+
+    @property
+    def seen(self) -> Tensor:
+        """What each node sees: itself and what stands before it, `[W, W]`."""
+        seen = torch.eye(len(self.ids), dtype=torch.bool)
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                seen[node] |= seen[parent]
+        return seen
 
 
-def lengths_shared(texts: Sequence[Sequence[int]]) -> list[int]:
-    """Return how many tokens of each text to read with others; every text keeps one of its own."""
-    order = sorted(range(len(texts)), key=lambda i: tuple(texts[i]))
-    common = [0]  # tokens that a text shares with the one before it
-    for i, j in pairwise(order):
-        both = zip(texts[i][:-1], texts[j][:-1], strict=False)
-        common.append(next((k for k, (a, b) in enumerate(both) if a != b), _shorter(texts, i, j)))
-    result = [0] * len(texts)
-    # Spans of neighbours that share something, the innermost first: a stack of those still open,
-    # each with where it began, its depth, what is saved within it, and by which spans.
-    spans: list[tuple[int, int, int, list[tuple[int, int, int]]]] = [(0, 0, 0, [])]
-    for place in range(1, len(order) + 1):
-        depth = common[place] if place < len(order) else 0
-        begin = place - 1
-        while spans and spans[-1][1] > depth:
-            begin, inner, saved, by = spans.pop()
-            own = (place - begin - 1) * inner
-            if own >= max(saved, _WORTH):
-                saved, by = own, [(begin, place, inner)]
-            if not spans or spans[-1][1] < depth:
-                spans.append((begin, depth, saved, by))
-                break
-            outer = spans.pop()
-            spans.append((outer[0], outer[1], outer[2] + saved, outer[3] + by))
-        else:
-            if not spans or spans[-1][1] < depth:
-                spans.append((begin, depth, 0, []))
-    for begin, end, depth in spans[0][3]:
-        for place in range(begin, end):
-            result[order[place]] = depth
-    return result
+def rows_of(texts: Sequence[Sequence[int]], which: Iterable[int]) -> list[Row]:
+    """Put some of the texts into rows; their order, which would decide last bits, does not matter.
 
-
-def _shorter(texts: Sequence[Sequence[int]], i: int, j: int) -> int:
-    return min(len(texts[i]), len(texts[j])) - 1
-
-
-def shared_batches(texts: Sequence[Sequence[int]], share: bool = True) -> Iterator[Shared]:
-    """Put texts together that have beginnings of one length and about as many tokens left.
-
-    Texts of one beginning are parted where to read it once more costs less than padding, and where
-    they are many. The order of the texts does not matter: which of them run together decides the
-    last bits of their states.
+    A row has up to `ROW` nodes. A text that is longer has one of its own, where others join it
+    that share half of their tokens with it or more.
     """
-    lengths = lengths_shared(texts) if share else [0] * len(texts)
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for i, (ids, P) in enumerate(zip(texts, lengths, strict=True)):
-        groups.setdefault(tuple(ids[:P]), []).append(i)
-    parts: list[tuple[tuple[int, ...], list[int], int]] = []  # and tokens left of the longest
-    for beginning, members in groups.items():
-        P = len(beginning)
-        members.sort(key=lambda i: (len(texts[i]), tuple(texts[i])))
-        if P:
-            runs = _runs([len(texts[i]) - P for i in members], P)
-        else:  # texts that share nothing go anywhere
-            runs = [slice(k, k + 1) for k in range(len(members))]
-        for run in runs:
-            parts.append((beginning, members[run], len(texts[members[run][-1]]) - P))
-    parts.sort(key=lambda part: (len(part[0]), part[2], part[0], tuple(texts[part[1][0]])))
-    waiting: list[tuple[tuple[int, ...], list[int], int]] = []
+    rows: list[Row] = []
+    for i in sorted(which, key=lambda i: tuple(texts[i])):
+        ids = texts[i]
+        row = rows[-1] if rows else Row([], [], [], [])
+        shared = _alike(texts[row.texts[-1]], ids) if row.texts else 0
+        most = max(ROW, 2 * len(ids)) if 2 * shared >= len(ids) else ROW
+        if not row.texts or len(row.ids) + len(ids) - shared > most:
+            row, shared = Row([], [], [], []), 0
+            rows.append(row)
+        path = row.paths[-1][:shared] if shared else []
+        for token in ids[shared:]:
+            row.parents.append(path[-1] if path else -1)
+            path.append(len(row.ids))
+            row.ids.append(token)
+        row.texts.append(i)
+        row.paths.append(path)
+    return rows
+
+
+def _alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many tokens two texts begin with alike."""
     count = 0
-    for part in parts:
-        beginning, members, left = part
-        grown = (count + len(members)) * left
-        if waiting and (len(waiting[0][0]) != len(beginning) or grown > TOKENS):
-            yield _together(waiting)
-            waiting, count = [], 0
-        waiting.append(part)
-        count += len(members)
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def batches_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """Put rows of about the same length together."""
+    waiting: list[Row] = []
+    for row in sorted(rows, key=lambda row: len(row.ids)):  # stable
+        if waiting and (len(waiting) + 1) * len(row.ids) > TOKENS:
+            yield waiting
+            waiting = []
+        waiting.append(row)
     if waiting:
-        yield _together(waiting)
+        yield waiting
 
 
-def _runs(lefts: Sequence[int], P: int) -> list[slice]:
-    """Part texts of one beginning, the shortest first, so that the fewest positions are run.
+def inputs_of(rows: Sequence[Row], dtype: torch.dtype) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the ids of rows, and what else a model is told to read them.
 
-    Each part reads the P tokens of the beginning, and pads its texts to the longest of them. A
-    token of a beginning counts twice: products of so few rows are half as fast.
+    Nothing where each is a plain text; else positions, and what is added to the scores of
+    attention.
     """
-    least = [0]  # positions that the first n texts need
-    cut = [0]  # where the last part of the first n texts begins
-    for n, left in enumerate(lefts, 1):
-        most = max(1, TOKENS // left)
-        needed, begin = min(
-            (least[j] + 2 * P + (n - j) * left, j) for j in range(max(0, n - most), n)
-        )
-        least.append(needed)
-        cut.append(begin)
-    runs, n = [], len(lefts)
-    while n:
-        runs.append(slice(cut[n], n))
-        n = cut[n]
-    return runs
-
-
-def _together(parts: Sequence[tuple[tuple[int, ...], list[int], int]]) -> Shared:
-    texts = [i for _, members, _ in parts for i in members]
-    if not parts[0][0]:
-        return Shared(texts, [], [])
-    of = [g for g, (_, members, _) in enumerate(parts) for _ in members]
-    return Shared(texts, [beginning for beginning, _, _ in parts], of)
+    W = max(len(row.ids) for row in rows)
+    ids = torch.zeros(len(rows), W, dtype=torch.long)
+    for b, row in enumerate(rows):
+        ids[b, : len(row.ids)] = torch.tensor(row.ids)
+    if all(row.parents == list(range(-1, len(row.ids) - 1)) for row in rows):
+        return ids, {}  # padding stands behind, where no text looks
+    positions = torch.zeros_like(ids)
+    seen = torch.eye(W, dtype=torch.bool).repeat(len(rows), 1, 1)
+    for b, row in enumerate(rows):
+        positions[b, : len(row.ids)] = torch.tensor(row.depths)
+        seen[b, : len(row.ids), : len(row.ids)] = row.seen
+    unseen = torch.zeros(len(rows), 1, W, W, dtype=dtype)
+    unseen.masked_fill_(~seen[:, None], torch.finfo(dtype).min)
+    return ids, {"position_ids": positions, "attention_mask": unseen}

@@ -49,10 +49,13 @@ class Known:
         """Fit on all labels."""
         return METHODS[method](self.labelled.at(layer), self.y, self.every(layer))
 
-    def held_out(self, method: str, layer: int | str, seed: int) -> Tensor:
-        """Score every labelled row by fits that have not seen its group, `[N]`."""
+    def folds(self, seed: int) -> Tensor:
+        """Part the labelled rows, no group taken apart: which rows each fold leaves out."""
+        return folds(self.y, self.groups, seed, _REPEATS)
+
+    def held_out(self, method: str, layer: int | str, out: Tensor) -> Tensor:
+        """Score every labelled row by fits on the folds that leave it out, `[N]`."""
         x, every = self.labelled.at(layer), self.every(layer)
-        out = folds(self.y, self.groups, seed, _REPEATS)
         if method == "probe":  # all folds at once, in the space that the rows span
             mean, spread = every.mean(0), every.std(0, correction=0).clamp(min=1e-6)
             rows, sizes, _ = torch.linalg.svd((x - mean) / spread, full_matrices=False)
@@ -79,7 +82,8 @@ def choose_layer(
 
     One layer's figure on few rows is mostly luck; neighbours share the signal but not the luck.
     """
-    found = [auroc(known.held_out(method, layer, seed), known.y) for layer in layers]
+    out = known.folds(seed)
+    found = [auroc(known.held_out(method, layer, out), known.y) for layer in layers]
     smooth = [
         sum(found[max(0, i - 1) : i + 2]) / len(found[max(0, i - 1) : i + 2])
         for i in range(len(found))
