@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lmhead.errors import BadInput, LMHeadError, UnsupportedModel
-from lmhead.files.gguf import open_gguf
+from lmhead.files.gguf import GGUFFile, open_gguf
 from lmhead.models.convert import convert_gguf
 from lmhead.trim.corpus import Corpus
 from lmhead.trim.gguf import closure, read_tokenizer, write_trimmed_gguf
@@ -91,7 +91,7 @@ def test_rows_are_the_same_bytes_and_the_rest_is_untouched(source: Path, tmp_pat
     tokenizer = read_tokenizer(file)
     rows = file.tensors["token_embd.weight"].shape[0]
     ids = TrimMap.of(closure(file, tokenizer, range(800, 1200)), rows)
-    write_trimmed_gguf(source, ids, tmp_path / "out.gguf")
+    write_trimmed_gguf(open_gguf(source), ids, tmp_path / "out.gguf")
 
     # Read by the format's own library.
     old, new = gguf.GGUFReader(source), gguf.GGUFReader(tmp_path / "out.gguf")
@@ -194,7 +194,7 @@ def test_without_a_run_every_byte_is_compared_as_it_is_quantised(
     assert (weights.tested, weights.failed) == (len(tensors), 0)
     assert weights.note == f"{sum(t.nbytes for t in tensors.values()):,} bytes"
 
-    def spoiled(file: Path, ids: TrimMap, target: Path, *more: Any) -> None:
+    def spoiled(file: GGUFFile, ids: TrimMap, target: Path, *more: Any) -> None:
         write_trimmed_gguf(file, ids, target, *more)
         at = open_gguf(target).tensors[name].offset + 5
         data = bytearray(target.read_bytes())
@@ -217,4 +217,4 @@ def test_what_is_no_gguf_and_what_has_more_embeddings_is_refused(
     source = write_gguf(tmp_path / "w.gguf", make_tokenizer("byte_level"), "gpt2", per_layer=True)
     rows = open_gguf(source).tensors["token_embd.weight"].shape[0]
     with pytest.raises(UnsupportedModel, match="per_layer"):
-        write_trimmed_gguf(source, TrimMap.of(range(500), rows), tmp_path / "o.gguf")
+        write_trimmed_gguf(open_gguf(source), TrimMap.of(range(500), rows), tmp_path / "o.gguf")

@@ -265,11 +265,12 @@ def test_a_long_token_is_walked_in_no_time() -> None:
     vocab = {"a": 0, **{"a" * 2**n: n for n in range(1, 16)}}
     ranks = {(n, n): (n, n + 1) for n in range(15)}
     start = time.perf_counter()
-    tokens, made = merge_all([0] * 60_000, lambda a, b: ranks.get((a, b)))
+    tokens, made = merge_all([0] * 60_000, ranks.get)
     assert time.perf_counter() - start < 5
     names = {i: token for token, i in vocab.items()}
     assert "".join(names[i] for i in tokens) == "a" * 60_000
     assert made == sorted(made)  # lowest rank first
+    assert all(one.of == (one.token - 1, one.token - 1) for one in made)
 
 
 def test_merges_fire_lowest_rank_first_and_leftmost() -> None:
@@ -283,9 +284,10 @@ def test_merges_fire_lowest_rank_first_and_leftmost() -> None:
         tokens, made = list(symbols), []
         while pairs := [(rules[p][0], at) for at, p in enumerate(pairwise(tokens)) if p in rules]:
             _, at = min(pairs)
-            made.append(rules[tokens[at], tokens[at + 1]][1])
-            tokens[at : at + 2] = [made[-1]]
-        assert merge_all(symbols, lambda a, b, rules=rules: rules.get((a, b))) == (tokens, made)
+            pair = (tokens[at], tokens[at + 1])
+            made.append((rules[pair][1], pair))
+            tokens[at : at + 2] = [rules[pair][1]]
+        assert merge_all(symbols, rules.get) == (tokens, made)
 
 
 def test_few_symbols_are_merged_as_many_are() -> None:
@@ -296,5 +298,34 @@ def test_few_symbols_are_merged_as_many_are() -> None:
         pairs = {(rng.randrange(9), rng.randrange(9)): rng.randrange(9) for _ in range(40)}
         ranks = {pair: (rng.randrange(12), new) for pair, new in pairs.items()}
         symbols = [rng.randrange(9) for _ in range(rng.randrange(1, 30))]
-        rule = lambda left, right: ranks.get((left, right))  # noqa: B023, E731
-        assert _merge_few(symbols, rule) == _merge_many(symbols, rule)
+        assert _merge_few(symbols, ranks.get) == _merge_many(symbols, ranks.get)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_closure_of_a_token_is_all_that_its_merges_make(seed: int) -> None:
+    """With several rules for most tokens, as in files that came from SentencePiece."""
+    rng = random.Random(seed)
+    vocab = {"a": 0, "b": 1, "c": 2}
+    merges: list[list[str]] = []
+    for _ in range(60):
+        left, right = rng.choice(list(vocab)), rng.choice(list(vocab))
+        if len(left + right) < 12:
+            vocab.setdefault(left + right, len(vocab))
+    for token in vocab:
+        merges += [
+            [token[:k], token[k:]]
+            for k in range(1, len(token))
+            if token[:k] in vocab and token[k:] in vocab
+        ]
+    rng.shuffle(merges)
+    model = {"type": "BPE", "vocab": vocab, "merges": merges}
+    whole = TokenizerJson.of({"model": model, "version": "1.0"})
+    plain = Merges.of(model)  # without the library's help
+    names = {i: token for token, i in vocab.items()}
+    for token, i in vocab.items():
+        tokens, made = merge_all([vocab[char] for char in token], plain.ranks.get)
+        tree = (
+            {i, *(vocab[c] for c in token), *(one.token for one in made)} if tokens == [i] else {i}
+        )
+        assert plain.closure({i}, names) == tree
+        assert whole.merges.closure({i}, names) == tree

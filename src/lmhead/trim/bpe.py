@@ -18,43 +18,50 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 Pair = tuple[int, int]
 # What merging an adjacent pair gives: (rank, id), lowest rank first; None where nothing applies.
-Rule = Callable[[int, int], tuple[float, int] | None]
+Rule = Callable[[Pair], tuple[float, int] | None]
 
+
+class Merged(NamedTuple):
+    """A merge that fired: the token that it made, and of which two."""
+
+    token: int
+    of: Pair
+
+
+_NEVER = float("inf")
+_NOTHING = (_NEVER, -1)
 _FEW = 24  # symbols up to which a heap is not worth its while
 
 
-def merge_all(symbols: Sequence[int], rule: Rule) -> tuple[list[int], list[int]]:
-    """Encode `symbols`; return the tokens that are left, and every token made on the way."""
+def merge_all(symbols: Sequence[int], rule: Rule) -> tuple[list[int], list[Merged]]:
+    """Encode `symbols`; return the tokens that are left, and every merge on the way."""
     return _merge_few(symbols, rule) if len(symbols) <= _FEW else _merge_many(symbols, rule)
 
 
-def _merge_few(symbols: Sequence[int], rule: Rule) -> tuple[list[int], list[int]]:
+def _merge_few(symbols: Sequence[int], rule: Rule) -> tuple[list[int], list[Merged]]:
     """Look for the lowest rank again before every merge: the quickest for a word."""
     tokens: list[int] = list(symbols)
-    made: list[int] = []
-    found = [rule(left, right) for left, right in pairwise(tokens)]
-    while True:
-        best: tuple[float, int] | None = None
-        at = -1
-        for place, one in enumerate(found):
-            if one is not None and (best is None or one[0] < best[0]):
-                best, at = one, place
-        if best is None:
-            return tokens, made
-        tokens[at : at + 2] = [best[1]]
-        del found[at]
-        made.append(best[1])
-        if at > 0:
-            found[at - 1] = rule(tokens[at - 1], tokens[at])
-        if at < len(found):
-            found[at] = rule(tokens[at], tokens[at + 1])
+    made: list[Merged] = []
+    found = [rule(pair) or _NOTHING for pair in pairwise(tokens)]
+    ranks = [rank for rank, _ in found]
+    while ranks and (lowest := min(ranks)) < _NEVER:
+        at = ranks.index(lowest)  # the leftmost
+        new = found[at][1]
+        made.append(Merged(new, (tokens[at], tokens[at + 1])))
+        tokens[at : at + 2] = [new]
+        del found[at], ranks[at]
+        for place in (at - 1, at):
+            if 0 <= place < len(found):
+                found[place] = rule((tokens[place], tokens[place + 1])) or _NOTHING
+                ranks[place] = found[place][0]
+    return tokens, made
 
 
-def _merge_many(symbols: Sequence[int], rule: Rule) -> tuple[list[int], list[int]]:
+def _merge_many(symbols: Sequence[int], rule: Rule) -> tuple[list[int], list[Merged]]:
     """Keep all that can be merged in a heap: for long texts."""
     tokens = list(symbols)  # -1: merged into the one before
     last = len(tokens) - 1
@@ -64,12 +71,12 @@ def _merge_many(symbols: Sequence[int], rule: Rule) -> tuple[list[int], list[int
     def propose(at: int) -> None:
         if at >= 0 and after[at] <= last:
             left, right = tokens[at], tokens[after[at]]
-            if (found := rule(left, right)) is not None:
+            if (found := rule((left, right))) is not None:
                 heappush(heap, (found[0], at, left, right, found[1]))
 
     for at in range(last):
         propose(at)
-    made: list[int] = []
+    made: list[Merged] = []
     while heap:
         _, at, left, right, new = heappop(heap)
         gone = after[at]
@@ -79,7 +86,7 @@ def _merge_many(symbols: Sequence[int], rule: Rule) -> tuple[list[int], list[int
         after[at] = after[gone]
         if after[at] <= last:
             before[after[at]] = at
-        made.append(new)
+        made.append(Merged(new, (left, right)))
         propose(before[at])
         propose(at)
     return [token for token in tokens if token >= 0], made
@@ -96,8 +103,7 @@ class Merges:
     byte_fallback: bool
     # Whether a token comes out of its own merges, where a library knows; None: find out.
     comes_out: Callable[[str, int], bool] | None = field(default=None, repr=False, compare=False)
-    _parts: dict[int, Pair | None] = field(default_factory=dict, repr=False, compare=False)
-    _trees: dict[int, frozenset[int]] = field(default_factory=dict, repr=False, compare=False)
+    _parts: dict[int, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -127,6 +133,10 @@ class Merges:
 
     def symbols(self, token: str) -> list[int] | None:
         """Return the symbols that a token is made from, None where the vocabulary lacks one."""
+        if not self.prefix and not self.suffix:
+            plain = [self.vocab.get(char) for char in token]
+            if None not in plain:
+                return cast("list[int]", plain)
         continues = bool(self.prefix) and token.startswith(self.prefix)
         ends = bool(self.suffix) and token.endswith(self.suffix)
         text = token[len(self.prefix) if continues else 0 :]
@@ -146,44 +156,34 @@ class Merges:
     def closure(self, ids: Iterable[int], names: Mapping[int, str]) -> set[int]:
         """Return `ids` with the canonical trees of all of them."""
         closed: set[int] = set()
-        left = list(ids)
+        known, left = self._parts, list(ids)
         while left:
             token_id = left.pop()
-            if token_id in closed:  # what is in a tree has its own tree there
+            if token_id in closed:
                 continue
             closed.add(token_id)
-            if (parts := self._parts_of(token_id, names)) is not None:
-                left += parts
-            else:
-                closed |= self._tree(token_id, names.get(token_id))
+            if token_id not in known:
+                known[token_id] = self._parts_of(token_id, names.get(token_id))
+            left += known[token_id]
         return closed
 
-    def _parts_of(self, token_id: int, names: Mapping[int, str]) -> Pair | None:
-        """Return the two tokens that a token is merged from, None where that takes finding out.
+    def _parts_of(self, token_id: int, token: str | None) -> tuple[int, ...]:
+        """Return the two tokens that a token is merged from, or () where it is not.
 
-        Where one rule makes a token and it comes out of its merges, that rule was the last to fire,
-        and before it nothing crossed the border of both parts: its tree is theirs.
+        Before the last merge nothing crossed the border of both parts, so that the tree of a token
+        is those of its parts. Where one rule alone makes a token, and the token comes out of its
+        merges, that rule was the last; else they are gone through.
         """
-        if token_id not in self._parts:
-            parts, token = self._only_rules.get(token_id), names.get(token_id)
-            if self.comes_out is None or token is None or not self.comes_out(token, token_id):
-                parts = None
-            self._parts[token_id] = parts
-        return self._parts[token_id]
-
-    def _tree(self, token_id: int, token: str | None) -> frozenset[int]:
-        if token_id not in self._trees:
-            self._trees[token_id] = self._simulated(token_id, token)
-        return self._trees[token_id]
-
-    def _simulated(self, token_id: int, token: str | None) -> frozenset[int]:
-        symbols = self.symbols(token) if token is not None else None
-        if symbols:
-            tokens, made = merge_all(symbols, lambda left, right: self.ranks.get((left, right)))
-            # A token that its own merges do not lead to never comes out of them: no tree.
-            if tokens == [token_id]:
-                return frozenset((token_id, *symbols, *made))
-        return frozenset((token_id,))
+        only = self._only_rules.get(token_id)
+        if token is None:
+            return ()
+        if only is not None and self.comes_out is not None and self.comes_out(token, token_id):
+            return only
+        if not (symbols := self.symbols(token)):
+            return ()
+        tokens, made = merge_all(symbols, self.ranks.get)
+        # A token that its own merges do not lead to never comes out of them: no tree.
+        return made[-1].of if tokens == [token_id] and made else ()
 
 
 def split_rule(merge: str | Sequence[str]) -> tuple[str, str]:

@@ -18,13 +18,12 @@ from lmhead.files.gguf import (
     TENSOR_TYPES,
     GGUFFile,
     GGUFTensor,
-    open_gguf,
     pack_string,
 )
 from lmhead.files.safetensors import TensorHeader
 from lmhead.models.gguf_tokenizer import build_tokenizer
 from lmhead.progress import Progress, silent
-from lmhead.trim.bpe import Rule, merge_all
+from lmhead.trim.bpe import Pair, merge_all
 from lmhead.trim.checkpoint import row_pieces
 from lmhead.trim.idmap import TrimMap
 from lmhead.trim.tokenizer import TokenizerJson
@@ -54,17 +53,16 @@ def closure(file: GGUFFile, tokenizer: TokenizerJson, ids: Iterable[int]) -> fro
     scores: Sequence[float] = file.metadata["tokenizer.ggml.scores"][:]
     names, vocab = tokenizer.names, tokenizer.model_vocab
 
-    def rule(left: int, right: int) -> tuple[float, int] | None:
-        joined = vocab.get(names[left] + names[right])
+    def by_score(pair: Pair) -> tuple[float, int] | None:
+        joined = vocab.get(names[pair[0]] + names[pair[1]])
         return None if joined is None else (-scores[joined], joined)
 
-    by_score: Rule = rule
     for token_id in list(closed):
         symbols = tokenizer.merges.symbols(names[token_id]) if token_id in names else None
         if symbols:
             tokens, made = merge_all(symbols, by_score)
             if tokens == [token_id]:
-                closed.update(symbols, made)
+                closed.update(symbols, (merged.token for merged in made))
     return frozenset(closed)
 
 
@@ -75,16 +73,15 @@ def read_tokenizer(file: GGUFFile) -> TokenizerJson:
 
 
 def write_trimmed_gguf(
-    source: Path, ids: TrimMap, target: Path, progress: Progress = silent
+    file: GGUFFile, ids: TrimMap, target: Path, progress: Progress = silent
 ) -> None:
-    """Write the GGUF file `source` with the kept rows only."""
-    file = open_gguf(source)
+    """Write a GGUF file with the kept rows only."""
     cut = {name for name, tensor in file.tensors.items() if _has_rows(file, name, tensor, ids.rows)}
     alignment = file.alignment
     keys = (_Key(key.name, key.kind, file.raw(key)) for key in file.keys.values())
     new_keys = [_changed(key, file.metadata, ids) for key in keys]
 
-    with source.open("rb") as stream, target.open("wb") as out:
+    with file.path.open("rb") as stream, target.open("wb") as out:
         out.write(b"GGUF" + struct.pack("<IQQ", file.version, len(file.tensors), len(new_keys)))
         for key in new_keys:
             out.write(pack_string(key.name) + struct.pack("<I", key.kind))
@@ -107,17 +104,16 @@ def write_trimmed_gguf(
                 out.write(b"\0" * (-out.tell() % alignment))
 
 
-def tensors_of(path: Path) -> dict[str, TensorHeader]:
+def tensors_of(file: GGUFFile) -> dict[str, TensorHeader]:
     """Return where the tensors of a GGUF file lie, in the form in which a proof compares them."""
     return {
-        name: TensorHeader(name, t.type, t.shape, t.nbytes, path, t.offset)
-        for name, t in open_gguf(path).tensors.items()
+        name: TensorHeader(name, t.type, t.shape, t.nbytes, file.path, t.offset)
+        for name, t in file.tensors.items()
     }
 
 
-def row_bytes(source: Path, rows: int) -> int:
+def row_bytes(file: GGUFFile, rows: int) -> int:
     """Return how many bytes of a file one token takes in the matrices with `rows` rows."""
-    file = open_gguf(source)
     with_rows = [t for name, t in file.tensors.items() if _has_rows(file, name, t, rows)]
     return sum(tensor.nbytes // rows for tensor in with_rows)
 
@@ -141,11 +137,12 @@ def _changed(key: _Key, metadata: Mapping[str, Any], ids: TrimMap) -> _Key:
     value = metadata[name]
     short = name.removeprefix("tokenizer.ggml.")
     if name == "tokenizer.ggml.merges":
-        tokens = metadata["tokenizer.ggml.tokens"]
+        tokens = metadata["tokenizer.ggml.tokens"][:]  # at once: one by one takes far longer
         kept = {tokens[i] for i in ids.kept}
-        return _with_array(key, [m for m in value if _merge_stays(m, kept)])
+        return _with_array(key, [m for m in value[:] if _merge_stays(m, kept)])
     if short in _PER_TOKEN and name != short:
-        return _with_array(key, [value[i] for i in ids.kept])
+        values = value[:]
+        return _with_array(key, [values[i] for i in ids.kept])
     if name.startswith("tokenizer.") and name.endswith(("_token_id", "_token_ids")):
         new: Callable[[int], int] = lambda i: ids.to_trimmed([i])[0] if i in ids else i  # noqa: E731
         if key.kind == _ARRAY:

@@ -5,6 +5,7 @@ other texts until it is known how often it leaves what would be kept. What it sa
 back has no part in what is kept: it serves the estimate, and the proof on fresh prompts.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,6 @@ from lmhead.errors import BadInput
 from lmhead.files.stamp import sha256_of
 from lmhead.loading import Model
 from lmhead.progress import Advance, Progress, part_of, silent
-from lmhead.trim.counts import fingerprint
 from lmhead.trim.coverage import Observed
 from lmhead.trim.estimate import News
 from lmhead.trim.folder import ModelFolder
@@ -221,7 +221,7 @@ def _key(folder: ModelFolder, question: Question) -> str:
         "lmhead": __version__,
         "config": dict(folder.checkpoint.config),
         "generation": dict(folder.checkpoint.generation_config),
-        "tokenizer": fingerprint(folder.tokenizer),
+        "tokenizer": hashlib.sha256(folder.tokenizer.text.encode()).hexdigest(),
         "coverage": question.coverage,
         "max_tokens": question.max_tokens,
         "proof_prompts": question.proof_prompts,

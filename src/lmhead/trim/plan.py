@@ -9,6 +9,7 @@ import numpy as np
 
 from lmhead.errors import BadInput
 from lmhead.files.cache import with_home
+from lmhead.files.gguf import GGUFFile, open_gguf
 from lmhead.models.fetch import folder_of
 from lmhead.models.registry import BUILT_IN
 from lmhead.models.resolve import resolve
@@ -228,8 +229,8 @@ class Work:
         if form == "gguf":
             from lmhead.trim.gguf import row_bytes
 
-            nbytes = self.gguf().stat().st_size
-            saved = gone * row_bytes(self.gguf(), ids.rows)
+            nbytes = self.gguf.path.stat().st_size
+            saved = gone * row_bytes(self.gguf, ids.rows)
         return TrimReport(
             model=self.request.model,
             form=form,
@@ -246,8 +247,9 @@ class Work:
             dropped_examples=self._dropped_examples(ids),
         )
 
-    def gguf(self) -> Path:
-        """Return the GGUF file that is to be trimmed."""
+    @cached_property
+    def gguf(self) -> GGUFFile:
+        """The GGUF file that is to be trimmed."""
         name = self.request.model
         path = folder_of(name) / BUILT_IN[name].gguf if name in BUILT_IN else Path(name)
         path = with_home(path, "the model")
@@ -255,13 +257,12 @@ class Work:
             raise BadInput(
                 f"--form gguf needs a .gguf file, got {name}; for a folder use --form model"
             )
-        return path
+        return open_gguf(path)
 
     def _closed_for_gguf(self, kept: KeepSet) -> KeepSet:
-        from lmhead.files.gguf import open_gguf
         from lmhead.trim.gguf import closure
 
-        ids = closure(open_gguf(self.gguf()), self.folder.tokenizer, kept.ids)
+        ids = closure(self.gguf, self.folder.tokenizer, kept.ids)
         return rounded(self.folder.tokenizer, KeepSet(ids, kept.reasons), self.folder.rows)
 
     def _dropped_examples(self, ids: TrimMap, most: int = 12) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ def trim_model(
     if form == "model":
         published(work.folder)
     elif form == "gguf":
-        work.gguf()
+        _ = work.gguf
     report = work.report(form)
     if form == "model":
         with folder_whole(out, force=force) as staging:
@@ -125,16 +125,17 @@ def _passed(proof: Proof) -> Proof:
 
 
 def _write_gguf(work: Work, report: TrimReport, target: Path, progress: Progress) -> TrimReport:
+    from lmhead.files.gguf import open_gguf
     from lmhead.models.convert import convert_gguf
     from lmhead.trim.gguf import tensors_of, write_trimmed_gguf
 
-    write_trimmed_gguf(work.gguf(), report.ids, target, progress)
+    write_trimmed_gguf(work.gguf, report.ids, target, progress)
     with scratch(report.out or target) as folder:
         # The weights are compared as they are quantised. What is equal there need not be
         # dequantised, but for transformers, which runs whole folders only.
         ends = not work.request.run or (work.loaded is None and _runs_plain(work))
         convert_gguf(target, folder, progress, head_only=ends)
-        files = (tensors_of(work.gguf()), tensors_of(target)) if ends else None
+        files = (tensors_of(work.gguf), tensors_of(open_gguf(target))) if ends else None
         proof = _prove(work, report, folder, progress, files, blocks_of_original=ends)
     nbytes = Saving(report.nbytes.before, target.stat().st_size)
     return replace(report, proof=proof, nbytes=nbytes)

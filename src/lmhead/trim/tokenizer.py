@@ -234,7 +234,7 @@ class TokenizerJson:
         wanted = self.always.union(ids)
         if (known := self._closures.get(wanted)) is not None:
             return known
-        if unknown := sorted(i for i in wanted if i not in self.names):
+        if unknown := sorted(wanted - self.names.keys()):
             raise BadInput(
                 f"the keep-set has {len(unknown):,} ids that no token belongs to, such as "
                 f"{unknown[0]}; expected ids that {self.where} knows (0 to {max(self.names):,})"
