@@ -7,14 +7,17 @@ back has no part in what is kept: it serves the estimate, and the proof on fresh
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event, Lock
 
 import torch
 from torch import Tensor
 
 from lmhead import __version__
+from lmhead.body.grouped import grouped_attention
 from lmhead.errors import BadInput
 from lmhead.files.stamp import sha256_of
 from lmhead.loading import Model
@@ -24,10 +27,13 @@ from lmhead.trim.estimate import News
 from lmhead.trim.folder import ModelFolder
 from lmhead.trim.inputs import Greedy
 from lmhead.trim.observing import (
+    Best,
     Group,
     Spoken,
+    best_by_screen,
     observe_continuations,
     observe_texts,
+    threads,
 )
 from lmhead.trim.resume import Memory, key_of, packed, unpacked
 from lmhead.trim.sample import cut_prompts
@@ -35,6 +41,7 @@ from lmhead.trim.workers import Here, Workers
 
 FEW = 24  # of a small corpus one text in so many is continued, but as many as the proof runs on
 SHARE = 160  # prompts that one worker continues; smaller products would be slower
+SIDES, SIDE = 2, 48  # so many shares at once, if each has so many prompts or more
 PART, LEAST = 16, 2048  # of a small corpus one token in so many is read, but so many at least
 
 _CODE = ("observing.py", "observations.py", "coverage.py")  # another code may say something else
@@ -177,16 +184,19 @@ def _continued(
     workers: Workers, groups: Sequence[Group], max_tokens: int, progress: Progress
 ) -> list[Spoken]:
     """Continue groups of prompts, share by share; return what was said in each group."""
-    todo = shares(groups, SHARE)
-    total = sum(len(group.prompts) for group in groups) * max_tokens
-    parts = []
-    with progress("watching the model continue", total=total) as advance:
-        own = advance if workers.is_here else None  # what shows progress cannot be sent
-        said = workers.each(partial(_one_share, max_tokens=max_tokens, advance=own), todo)
-        for share, found in zip(todo, said, strict=True):
-            parts.append(found)
-            if not workers.is_here:
-                advance(sum(len(group.prompts) for group in share) * max_tokens)
+    todo, count = _parted(groups)
+    prompts = [sum(len(group.prompts) for group in share) for share in todo]
+    work = partial(_one_share, max_tokens=max_tokens, count=count)
+    with progress("watching the model continue", total=sum(prompts) * max_tokens) as advance:
+        if not isinstance(workers, Here):
+            parts = []
+            for found, steps in zip(workers.each(work, todo), prompts, strict=True):
+                parts.append(found)
+                advance(steps * max_tokens)
+        elif count < torch.get_num_threads():
+            parts = _side_by_side(workers.model(), work, todo, count, advance)
+        else:
+            parts = [work(workers.model(), share, advance=advance) for share in todo]
     return [
         Spoken(
             sum((one.seen for one in of_group[1:]), of_group[0].seen),
@@ -197,11 +207,69 @@ def _continued(
     ]
 
 
+def _parted(groups: Sequence[Group]) -> tuple[list[tuple[Group, ...]], int]:
+    """Return the shares of all prompts, and how many threads each of them is continued with.
+
+    A step multiplies one row for each prompt. For so few rows, two threads of one product wait for
+    each other: two shares side by side, of one thread each, take a seventh less. Where there are
+    more threads, shares have all of them, one after the other: threads in teams would be too many.
+    """
+    n, total = torch.get_num_threads(), sum(len(group.prompts) for group in groups)
+    if n // SIDES != 1 or total < SIDES * SIDE:
+        return shares(groups, SHARE), n
+    rounds = -(-total // (SIDES * SHARE))
+    return shares(groups, -(-total // (SIDES * rounds))), 1
+
+
+def _side_by_side(
+    model: Model,
+    work: Callable[..., list[Spoken]],
+    todo: Sequence[tuple[Group, ...]],
+    count: int,
+    advance: Advance,
+) -> list[list[Spoken]]:
+    """Do some shares at once, in threads of this process; the first failure ends all of them."""
+    lock, over = Lock(), Event()
+
+    def forward(steps: int) -> None:
+        if over.is_set():
+            raise CancelledError
+        with lock:
+            advance(steps)
+
+    with grouped_attention(model.body), threads(count), ThreadPoolExecutor(SIDES) as pool:
+        # one copy of the head's weights for all
+        screen = best_by_screen(model) if any(not group.whole for group in todo[0]) else None
+        jobs = [
+            pool.submit(work, model, share, screen=lambda _: screen, advance=forward)
+            for share in todo
+        ]
+        try:
+            wait(jobs, return_when=FIRST_EXCEPTION)
+        finally:  # after an interruption too: who still works stops at the next token
+            over.set()
+            pool.shutdown(cancel_futures=True)
+        failed = [job.exception() for job in jobs if job.done() and not job.cancelled()]
+        for error in failed:
+            if error is not None and not isinstance(error, CancelledError):
+                raise error
+        return [job.result() for job in jobs]
+
+
 def _one_share(
-    model: Model, groups: Sequence[Group], *, max_tokens: int, advance: Advance | None
+    model: Model,
+    groups: Sequence[Group],
+    *,
+    max_tokens: int,
+    count: int,
+    screen: Callable[[Model], Best | None] = best_by_screen,
+    advance: Advance | None = None,
 ) -> list[Spoken]:
     progress = silent if advance is None else part_of(advance)
-    return observe_continuations(model, *groups, max_tokens=max_tokens, progress=progress)
+    with threads(count):
+        return observe_continuations(
+            model, *groups, max_tokens=max_tokens, screen=screen, progress=progress
+        )
 
 
 def within(texts: Sequence[Sequence[int]], positions: int) -> Rows:

@@ -8,7 +8,7 @@ Symbols: h what enters the head `[..., d]`, z logits `[..., V]`, p probabilities
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -290,17 +290,21 @@ def observe_continuations(
     model: Model,
     *groups: Group,
     max_tokens: int,
+    screen: Callable[[Model], Best | None] = best_by_screen,
     title: str = "watching the model continue",
     progress: Progress = silent,
 ) -> list[Spoken]:
-    """Continue groups of prompts greedily, all together; return what was said in each group."""
+    """Continue groups of prompts greedily, all together; return what was said in each group.
+
+    `screen` finds what finds the choices of groups of which nothing more is wanted.
+    """
     observers = [Observer(model, whole=group.whole) for group in groups]
     prompts = [prompt for group in groups for prompt in group.prompts]
     owner = torch.tensor([at for at, group in enumerate(groups) for _ in group.prompts])
     keep = [at < group.states for group in groups for at in range(len(group.prompts))]
     counted = [group.counted for group in groups for _ in group.prompts]
     states: list[list[Tensor]] = [[] for _ in prompts]
-    quick = None if all(group.whole for group in groups) else best_by_screen(model)
+    quick = None if all(group.whole for group in groups) else screen(model)
 
     def choose(h: Tensor, which: Sequence[int]) -> Tensor:
         for place, prompt in enumerate(which):
@@ -339,14 +343,20 @@ def _together(model: Model, length: int) -> int:
     return max(1, min(TOGETHER, MEMORY // (8 * layers * width * length)))
 
 
-@contextmanager
-def few_threads(rows: int, few: int = FEW_ROWS) -> Iterator[None]:
+def few_threads(rows: int, few: int = FEW_ROWS) -> AbstractContextManager[None]:
     """Leave a second thread alone where few rows run: it takes as much again and wins nothing."""
     before = torch.get_num_threads()
-    if rows >= few or before != 2:
+    return threads(1 if rows < few and before == 2 else before)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads, in the whole process, as long as the block runs."""
+    before = torch.get_num_threads()
+    if count == before:
         yield
         return
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

@@ -27,8 +27,6 @@ Result = TypeVar("Result")
 class Workers(Protocol):
     """Whoever runs the model: `each` gives `function(model, item)` of each item, in order."""
 
-    is_here: bool
-
     def each(
         self, function: "Callable[[Model, Item], Result]", items: Iterable[Item]
     ) -> Generator[Result, None, None]: ...
@@ -36,8 +34,6 @@ class Workers(Protocol):
 
 class Here:
     """This process, with a model that is loaded when it is needed."""
-
-    is_here = True
 
     def __init__(self, model: "Callable[[], Model]") -> None:
         self.model = model
@@ -51,8 +47,6 @@ class Here:
 
 class OnRay:
     """The workers of the cluster that was joined, each with the model of a folder."""
-
-    is_here = False
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
