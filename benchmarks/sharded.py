@@ -149,8 +149,7 @@ def of_rank(rank: int, size: int, port: int, rounds: int, reported: Any) -> None
     links = link_seconds()
     ranks.meet()
     reported.put({"rank": rank, "losses": rows, "verbs": verbs, "links": links, "large": large})
-    ranks.leave()
-    time.sleep(0.5)
+    ranks.end()
 
 
 def link_seconds() -> dict[int, list[float]]:
@@ -184,8 +183,7 @@ def links_of_rank(rank: int, size: int, port: int, reported: Any) -> None:
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size
     )
     reported.put({"rank": rank, "links": link_seconds()})
-    ranks_of(dist.group.WORLD).leave()
-    time.sleep(0.5)
+    ranks_of(dist.group.WORLD).end()
 
 
 def large_peaks(rank: int, size: int, losses: dict[str, Any]) -> dict[str, int]:
@@ -243,8 +241,7 @@ def exact_rank(
     )
     found = {dtype: real_states(dist.group.WORLD, model, path, dtype) for dtype in dtypes}
     reported.put({"rank": rank, **found})
-    ranks_of(dist.group.WORLD).leave()
-    time.sleep(0.5)
+    ranks_of(dist.group.WORLD).end()
 
 
 def measure(rounds: int) -> dict[str, Any]:

@@ -330,15 +330,15 @@ def main() -> int:
         console.quiet = dist.get_rank() > 0
     try:
         result = train(args)
-        ranks_of().meet("the end")
-        ranks_of().leave()
+        rank = ranks_of().rank
+        ranks_of().end()
     except (LMHeadError, OSError) as error:
         console.print(f"error: {error}", style="red", markup=False, highlight=False)
         return 1
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from the last checkpoint")
         return 130
-    if dist.is_initialized() and dist.get_rank() > 0:
+    if rank:
         return 0
     if args.json:
         print(json.dumps(result, indent=2))

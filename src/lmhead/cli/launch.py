@@ -103,7 +103,4 @@ def _end() -> None:
     if dist.is_initialized():
         from lmhead.ranks import ranks_of
 
-        ranks = ranks_of(dist.group.WORLD)
-        ranks.meet("the end")
-        ranks.leave()
-        dist.destroy_process_group()
+        ranks_of(dist.group.WORLD).end()

@@ -137,6 +137,20 @@ class Ranks:
         if self._watch is not None:
             self._watch.stop()
 
+    def end(self) -> None:
+        """Meet a last time, leave, and take the process group apart: the end of every rank.
+
+        Python may end only when the threads of the group are gone. One that then still holds the
+        tensors of the last exchange cannot give them back, and aborts the process.
+        """
+        if self.group is None:
+            return
+        self.meet("the end")
+        self.leave()
+        group, self.group, self._watch = self.group, None, None
+        _known.pop(group.group_name, None)
+        dist.destroy_process_group(group)
+
     def _run(self, what: str, exchange: Any, *tensors: Any) -> None:
         watch = self._watch
         assert watch is not None

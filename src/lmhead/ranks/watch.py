@@ -53,8 +53,14 @@ class Watch:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Beat no more: this rank leaves as it should."""
+        """Beat no more: this rank leaves as it should.
+
+        A thread that is still inside the store when Python ends is torn out of it, and the process
+        aborts. A beat that the store does not answer gives up by itself, after SILENCE.
+        """
         self._over.set()
+        self._thread.join(SILENCE + BEAT)
+        atexit.unregister(self.stop)  # which keeps the group
 
     def look(self, waited: float, what: str) -> None:
         """Raise LostRank if a rank is lost, after waiting for it for so many seconds."""
