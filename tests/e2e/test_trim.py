@@ -149,6 +149,33 @@ def test_plan_tells_the_price_of_a_coverage(
         assert share in text
 
 
+def test_quick_is_what_its_help_says_and_says_what_it_is_worth(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "many.jsonl"
+    words = LICENCE.split()
+    texts = (" ".join(words[at % 40 : at % 40 + 30]) for at in range(480))
+    corpus.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts), "utf-8")
+    plan = ("trim", tiny, "--corpus", corpus, "--plan", "--no-resume")
+    named = ("--positions", 2048, "--continuations", 16, "--max-tokens", 32, "--proof-prompts", 4)
+    found = {}
+    for name, options in (("whole", ()), ("quick", ("--quick",)), ("named", named)):
+        code, text, err = call(capsys, *plan, *options, "--json")
+        assert code == 0, err
+        found[name] = json.loads(text)["coverage"]
+    assert found["quick"] == found["named"]
+    whole, quick = found["whole"]["estimate"], found["quick"]["estimate"]
+    assert (quick["texts"], quick["max_tokens"]) == (16, 32)
+    assert (whole["texts"], whole["max_tokens"]) == (32, 64)  # two thirds of the 48 held back
+
+    code, text, _ = call(capsys, *plan, "--quick")
+    assert code == 0
+    assert "a first look (--quick)" in text
+    code, text, _ = call(capsys, *plan, *named)
+    assert code == 0
+    assert "a first look" not in text
+
+
 def test_counts_in_parts_give_the_same_model_as_the_corpus(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,12 +26,13 @@ import os, signal, sys
 from contextlib import contextmanager
 from pathlib import Path
 from lmhead.trim.corpus import Corpus
+from lmhead.trim.observing import READING
 from lmhead.trim.report import TrimRequest
 from lmhead.trim.run import trim_model
 
 @contextmanager
 def progress(title, total=None):
-    if title == "watching the model read":
+    if title == READING:
         os.kill(os.getpid(), signal.SIGKILL)
     yield lambda n: None
 

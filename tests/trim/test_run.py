@@ -4,7 +4,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lmhead.errors import BadInput, LMHeadError
+from lmhead.progress import Advance
 from lmhead.trim.corpus import Corpus
 from lmhead.trim.folder import ModelFolder
 from lmhead.trim.idmap import TrimMap
 from lmhead.trim.inputs import REPORT
 from lmhead.trim.keepset import Keep
+from lmhead.trim.observing import CONTINUING, READING
 from lmhead.trim.report import TrimRequest
 from lmhead.trim.run import plan_trim, trim_model
 from lmhead.trim.verify import verify_trim
@@ -76,6 +79,44 @@ def test_a_trimmed_model_is_its_original_on_the_kept_ids(
     assert torch.equal(z, z_new)
     assert after.config.vocab_size == len(ids) == after.get_input_embeddings().weight.shape[0]
     assert ids.to_original([after.config.eos_token_id]) == [before.config.eos_token_id]
+
+
+def test_every_stage_has_a_bar_of_its_own_one_after_the_other(
+    make_model: MakeModel, corpus_file: Path, tmp_path: Path
+) -> None:
+    """A bar that opens below another shows two estimates of the time left; one of them is wrong."""
+    source = make_model("byte_level", "llama", False)
+    stages: list[tuple[str, int | None]] = []
+    done: dict[str, int] = {}
+    opened: list[str] = []
+
+    @contextmanager
+    def progress(title: str, total: int | None = None) -> Iterator[Advance]:
+        assert not opened, f"{title!r} opened below {opened[0]!r}"
+        stages.append((title, total))
+        opened.append(title)
+
+        def advance(n: int) -> None:
+            done[title] = done.get(title, 0) + n
+
+        yield advance
+        opened.pop()
+
+    asked = request(source, corpus_file, coverage=0.9, resume=False)
+    trim_model(asked, tmp_path / "out", progress=progress)
+    assert [title for title, _ in stages] == [
+        "counting tokens",
+        f"loading {source}",
+        CONTINUING,
+        READING,
+        "writing the weights",
+        "comparing the weights",
+        "comparing the tokens of every text",
+        "loading the trimmed model",
+    ]
+    for title, total in stages:
+        assert total is None or 0 < done[title] <= total, title
+    assert done[CONTINUING] == dict(stages)[CONTINUING]
 
 
 def test_coverage_is_what_keeps_greedy_text_the_same(

@@ -116,3 +116,8 @@ def show_proof(proof: "Proof") -> None:
             check.note,
         )
     render.out().print(table)
+    if any(check.failed and check.passed for check in proof.checks):
+        render.out().print(
+            "differs: allowed, for the reason given; any other difference would be WRONG and fail "
+            "the proof"
+        )

@@ -27,6 +27,7 @@ from lmhead.trim.estimate import News
 from lmhead.trim.folder import ModelFolder
 from lmhead.trim.inputs import Greedy
 from lmhead.trim.observing import (
+    CONTINUING,
     Best,
     Group,
     Spoken,
@@ -187,16 +188,17 @@ def _continued(
     todo, count = _parted(groups)
     prompts = [sum(len(group.prompts) for group in share) for share in todo]
     work = partial(_one_share, max_tokens=max_tokens, count=count)
-    with progress("watching the model continue", total=sum(prompts) * max_tokens) as advance:
-        if not isinstance(workers, Here):
+    here = workers.model() if isinstance(workers, Here) else None  # loaded before the bar is shown
+    with progress(CONTINUING, total=sum(prompts) * max_tokens) as advance:
+        if here is None:
             parts = []
             for found, steps in zip(workers.each(work, todo), prompts, strict=True):
                 parts.append(found)
                 advance(steps * max_tokens)
         elif count < torch.get_num_threads():
-            parts = _side_by_side(workers.model(), work, todo, count, advance)
+            parts = _side_by_side(here, work, todo, count, advance)
         else:
-            parts = [work(workers.model(), share, advance=advance) for share in todo]
+            parts = [work(here, share, advance=advance) for share in todo]
     return [
         Spoken(
             sum((one.seen for one in of_group[1:]), of_group[0].seen),

@@ -34,6 +34,8 @@ NEAR_TIE = 0.01  # logits; nearer than this, rounding in another batch may choos
 FEW_ROWS = 64  # whose products two threads take nearly twice the time of one for
 LARGE = 2**26  # weights of a head, from which on its screen finds a choice much sooner
 AT_LEAST = 2048  # positions of texts, before reading may stop
+CONTINUING = "continuing texts, to see what the model says"
+READING = "reading texts, until the model says little new"
 
 
 class Observer:
@@ -168,7 +170,6 @@ def observe_texts(
     before: Observed | None = None,
     share: float = 0.0,
     stop: bool = False,
-    title: str = "watching the model read",
     workers: Workers | None = None,
     progress: Progress = silent,
 ) -> tuple[Observed, News]:
@@ -186,7 +187,7 @@ def observe_texts(
     judged: list[tuple[int, int]] = []
     todo = list(lots(windows))
     done = (workers or Here(lambda: model)).each(read_lot, todo)
-    with progress(title, total=sum(map(len, windows))) as advance, closing(done):
+    with progress(READING, total=sum(map(len, windows))) as advance, closing(done):
         for lot, (said, chosen) in zip(todo, done, strict=True):
             kept = covered(earlier + seen, held, share)
             seen = seen + said
@@ -222,7 +223,7 @@ def continue_greedily(
     *,
     choose: Choose | None = None,
     read: Read | None = None,
-    title: str = "continuing prompts",
+    title: str = CONTINUING,
     progress: Progress = silent,
 ) -> list[list[int]]:
     """Continue each prompt by its `max_tokens` best tokens, or up to the end-of-text token.
@@ -291,7 +292,6 @@ def observe_continuations(
     *groups: Group,
     max_tokens: int,
     screen: Callable[[Model], Best | None] = best_by_screen,
-    title: str = "watching the model continue",
     progress: Progress = silent,
 ) -> list[Spoken]:
     """Continue groups of prompts greedily, all together; return what was said in each group.
@@ -321,7 +321,7 @@ def observe_continuations(
             observe(observers, owners, torch.cat(list(rows.values())), quick)
 
     texts = continue_greedily(
-        model, prompts, max_tokens, choose=choose, read=read, title=title, progress=progress
+        model, prompts, max_tokens, choose=choose, read=read, progress=progress
     )
     results, start = [], 0
     for observer, group in zip(observers, groups, strict=True):

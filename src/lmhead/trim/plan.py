@@ -13,7 +13,7 @@ from lmhead.files.gguf import GGUFFile, open_gguf
 from lmhead.models.fetch import folder_of
 from lmhead.models.registry import BUILT_IN
 from lmhead.models.resolve import resolve
-from lmhead.progress import Progress
+from lmhead.progress import Progress, titled
 from lmhead.trim.checkpoint import vocabulary_tensors
 from lmhead.trim.counts import Counts, Survey, fingerprint, survey, survey_on_ray
 from lmhead.trim.folder import ModelFolder
@@ -47,7 +47,8 @@ class Work:
         """The original, loaded."""
         from lmhead.loading import load
 
-        found = load(self.folder.folder, tokenizer=self.folder.read_already, progress=self.progress)
+        title = titled(self.progress, f"loading {self.request.model}")
+        found = load(self.folder.folder, tokenizer=self.folder.read_already, progress=title)
         return replace(found, name=self.request.model)
 
     @property

@@ -59,8 +59,8 @@ class TrimRequest:
         asked = self.keep.names_something or self.keep.size is not None
         if self.corpus is None and not self.counts and not asked:
             raise BadInput(
-                "nothing says what to keep; give a corpus, counts, scripts, languages, ascii, ids, "
-                "tokens or a size"
+                "nothing says what to keep; give texts of yours as a corpus, or counts, scripts, "
+                "languages, ascii, ids, tokens or a size"
             )
 
 
