@@ -9,6 +9,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may depend on a hub
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,27 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from lmhead.files.cache import cache_root
 from lmhead.models.fetch import folder_of, is_here, pull
 from lmhead.models.registry import BUILT_IN
 
+
+def use_a_cache_of_our_own() -> None:
+    """Share only the models with the user's cache: what tests leave would push out what is theirs.
+
+    It lies beside the user's, because folders are renamed into place, which no disk can do to
+    another. Workers are started later and get the same one.
+    """
+    models = cache_root() / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="lmhead-tests-", dir=cache_root().parent))
+    (folder / "models").symlink_to(models.absolute())
+    os.environ["LMHEAD_CACHE"] = str(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    use_a_cache_of_our_own()
 settings.register_profile("lmhead", deadline=None)  # the first example may have to compile
 settings.load_profile("lmhead")
 sys.path.append(str(Path(__file__).parent))  # for what several rooms import
