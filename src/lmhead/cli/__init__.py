@@ -1,8 +1,13 @@
 """The command line: one file per command; `render.py` alone knows how results look."""
 
+import atexit
 import os
 import sys
-from typing import Any
+from contextlib import suppress
+from threading import enumerate as enumerate_threads
+from typing import Any, NoReturn
+
+OURS = "lmhead-"  # what the names of our threads begin with
 
 
 def main() -> None:
@@ -10,7 +15,22 @@ def main() -> None:
     from lmhead.cli.starting import search_rarely
 
     search_rarely()
-    sys.exit(run(sys.argv[1:]))
+    end(run(sys.argv[1:]))
+
+
+def end(code: int) -> NoReturn:
+    """Exit, also if a thread of ours is still computing: Ctrl-C does not wait for a model to load.
+
+    Python's own way out would tear such a thread out of the middle of C++, which aborts the process
+    (and leaves a core file).
+    """
+    if not any(thread.daemon and thread.name.startswith(OURS) for thread in enumerate_threads()):
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # the reader is gone, or it was closed
+            stream.flush()
+    os._exit(code)
 
 
 def run(arguments: list[str]) -> int:

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from lmhead.cli.options import Device, Dtype, Json, Model
+from lmhead.cli.options import Device, Dtype, Json, ModelArgument, ModelOption, one_model
 from lmhead.errors import BadInput
 from lmhead.models.registry import DEFAULT_MODEL
 from lmhead.progress import Progress
 
 
 def explore(
-    model: Model = DEFAULT_MODEL,
+    model: ModelArgument = None,
     prompt: Annotated[
         str, typer.Option("--prompt", metavar="TEXT", help="The prompt to start with.")
     ] = "The capital of France is",
@@ -40,6 +40,7 @@ def explore(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     device: Device = None,
     dtype: Dtype = None,
+    model_option: ModelOption = None,
     json: Json = False,
 ) -> None:
     """Explore a model in the browser: next token, funnel, lens, reasons, steering, size.
@@ -48,6 +49,7 @@ def explore(
     and shows how far the model has loaded. Press Ctrl-C to stop.
     """
     began = time.monotonic()
+    named = one_model(model, model_option, DEFAULT_MODEL)
     from lmhead.files.whole import refuse_existing
     from lmhead.serve.page.run import check_extra, listening
 
@@ -61,7 +63,7 @@ def explore(
         if export.suffix.lower() not in (".html", ".htm"):
             raise BadInput(f"the file is {export.name}; expected a name that ends in .html")
         refuse_existing(export, force=force, folder=False)
-        _export(model, prompt, export, device, dtype, json)
+        _export(named, prompt, export, device, dtype, json)
         return
     taken = listening(port)
     url = f"http://localhost:{taken.getsockname()[1]}/"
@@ -76,7 +78,7 @@ def explore(
             from lmhead.loading import load
             from lmhead.serve.page.app import make_app
 
-            loaded = load(model, device=device, dtype=dtype, progress=progress)
+            loaded = load(named, device=device, dtype=dtype, progress=progress)
             return make_app(loaded, steer or (), server)
 
     def opened() -> None:
@@ -90,9 +92,9 @@ def explore(
     def ready() -> None:
         seconds = time.monotonic() - began
         if json:
-            render.print_json({"url": address, "model": model, "seconds": seconds})
+            render.print_json({"url": address, "model": named, "seconds": seconds})
         else:
-            render.say(f"{model} is at {address} (Ctrl-C ends it)")
+            render.say(f"{named} is at {address} (Ctrl-C ends it)")
 
     try:
         serve(make, taken, progress=render.progress, opened=opened, ready=ready)

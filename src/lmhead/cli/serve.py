@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmhead.cli.options import Body, Device, Dtype, Json, Model, choose_body
+from lmhead.cli.options import (
+    Body,
+    Device,
+    Dtype,
+    Json,
+    ModelArgument,
+    ModelOption,
+    choose_body,
+    one_model,
+)
 from lmhead.errors import BadInput, MissingExtra, how_to_install
 from lmhead.models.registry import DEFAULT_MODEL
 
@@ -17,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def serve(
-    model: Model = DEFAULT_MODEL,
+    model: ModelArgument = None,
     host: Annotated[
         str,
         typer.Option(
@@ -74,6 +83,7 @@ def serve(
     body: Body = "auto",
     device: Device = None,
     dtype: Dtype = None,
+    model_option: ModelOption = None,
     json: Json = False,
 ) -> None:
     """Serve a model over HTTP to OpenAI clients: completions, chat, scores and steering.
@@ -81,6 +91,7 @@ def serve(
     It listens on this machine only, unless you set `--host`. Ctrl-C or SIGTERM stops it once the
     running requests are finished. docs/serve.md has examples of clients.
     """
+    served = one_model(model, model_option, DEFAULT_MODEL)
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -126,10 +137,10 @@ def serve(
         from lmhead.serve.threads import aside
 
         socket = listen(host, port)  # a port that is taken is said before the model is loaded
-        body = "max" if engine == "max" else choose_body(body, model, device, dtype)
+        body = "max" if engine == "max" else choose_body(body, served, device, dtype)
 
         def prepared() -> "tuple[str, Logged]":
-            loaded = load(model, body=body, device=device, dtype=dtype, progress=render.progress)
+            loaded = load(served, body=body, device=device, dtype=dtype, progress=render.progress)
             if batch_size > 1:
                 loaded = replace(loaded, body=row_body(loaded.body))
             head = engine_of(loaded, engine, progress=render.progress)

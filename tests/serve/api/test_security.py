@@ -221,7 +221,7 @@ def test_a_port_that_is_taken_is_said(capsys: pytest.CaptureFixture[str]) -> Non
 
     held = listen("127.0.0.1", 0)
     port = str(held.getsockname()[1])
-    assert run(["serve", "-m", "no-such-model", "--port", port]) == 2
+    assert run(["serve", "no-such-model", "--port", port]) == 2
     assert port in capsys.readouterr().err
     held.close()
 
