@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -140,6 +142,32 @@ def test_a_piece_that_fails_is_told_and_one_that_kills_its_worker_is_given_up(cl
         with pytest.raises(LMHeadError, match="lost a worker 4 times"):
             list(spread(lambda _: os.kill(os.getpid(), signal.SIGKILL), [1]))
     assert cluster.is_initialized()  # who joined before is not thrown out
+
+
+GIVING_UP = """
+import random, ray
+from lmhead.trim.workers import spread
+
+def work(number):
+    return number
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+luck = random.Random(0)
+for _ in range(2000):
+    found = spread(work, range(40))
+    count = luck.randint(1, 6)
+    assert [next(found) for _ in range(count)] == list(range(count))
+    found.close()
+print("alive")
+"""
+
+
+def test_who_stops_early_lives() -> None:
+    """Cancelling what was on its way ended the process within some hundred rounds."""
+    pytest.importorskip("ray", reason="needs the extra `ray`")
+    command = [sys.executable, "-c", GIVING_UP]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "alive\n", done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("sizes", [(48, 48, 10), (5, 0, 1), (200, 100, 3)])

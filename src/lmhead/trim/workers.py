@@ -115,7 +115,8 @@ def spread(
     """Give `function(item)` of each item, in order, from the workers of the cluster.
 
     A few more than can run at once are on their way, so that little is in vain for a caller who
-    stops. What an item raises is raised here.
+    stops. They are left to end by themselves: if one that Ray is told to cancel completes at that
+    moment, Ray ends the whole process. What an item raises is raised here.
     """
     import ray
 
@@ -125,32 +126,28 @@ def spread(
     task: Any = ray.remote(num_cpus=cpus, max_retries=RETRIES)(function_of(function))
     rest = iter(items)
     waiting: deque[Any] = deque()
-    try:
-        while True:
-            while len(waiting) < ahead:
-                try:
-                    waiting.append(task.remote(next(rest)))
-                except StopIteration:
-                    break
-            if not waiting:
-                return
+    while True:
+        while len(waiting) < ahead:
             try:
-                found: Result = ray.get(waiting[0])
-            except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, LMHeadError):
-                    raise error.cause from None
-                raise
-            except ray.exceptions.RayError as error:
-                reason = " ".join(str(error).split())[:200]
-                raise LMHeadError(
-                    f"the Ray cluster lost a worker {RETRIES + 1} times on the same task "
-                    f"({reason}); check its memory, and run the command again"
-                ) from error
-            waiting.popleft()
-            yield found
-    finally:
-        for one in waiting:
-            ray.cancel(one)
+                waiting.append(task.remote(next(rest)))
+            except StopIteration:
+                break
+        if not waiting:
+            return
+        try:
+            found: Result = ray.get(waiting[0])
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, LMHeadError):
+                raise error.cause from None
+            raise
+        except ray.exceptions.RayError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise LMHeadError(
+                f"the Ray cluster lost a worker {RETRIES + 1} times on the same task "
+                f"({reason}); check its memory, and run the command again"
+            ) from error
+        waiting.popleft()
+        yield found
 
 
 def function_of(function: Callable[[Item], Result]) -> Callable[[Item], Result]:
