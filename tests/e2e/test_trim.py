@@ -176,6 +176,38 @@ def test_quick_is_what_its_help_says_and_says_what_it_is_worth(
     assert "a first look" not in text
 
 
+def test_an_interrupted_trim_says_that_nothing_finished_is_lost(
+    tiny: Path,
+    tmp_path: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from lmhead.trim import observations
+
+    monkeypatch.setenv("LMHEAD_CACHE", str(tmp_path / "cache"))
+    few = ("--positions", 60, "--continuations", 2, "--max-tokens", 4)
+    trim = ("trim", tiny, "--corpus", corpus, "--out", tmp_path / "out", *few)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def again(*_: object, **__: object) -> None:
+        raise AssertionError("asked again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(observations, "observe_texts", interrupted)
+        code, text, err = call(capsys, *trim)
+        assert (code, text) == (130, "")
+        assert "the same command resumes" in err
+        assert "resumes" not in call(capsys, *trim, "--no-resume")[2]
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(observations, "observe_continuations", again)
+    code, text, err = call(capsys, *trim)
+    assert code == 0, err
+    assert ", trimmed" in text
+
+
 def test_counts_in_parts_give_the_same_model_as_the_corpus(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

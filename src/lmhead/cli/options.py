@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from lmhead.errors import BadInput
+from lmhead.models.registry import DEFAULT_MODEL
 
 _T = TypeVar("_T")
 
@@ -27,7 +28,11 @@ Model = Annotated[
 # Where the model is an argument, `-m` says the same: see `one_model`.
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=built_in_names),
+    typer.Argument(
+        metavar="MODEL",
+        help=f"{MODEL_HELP} By default {DEFAULT_MODEL}.",
+        autocompletion=built_in_names,
+    ),
 ]
 ModelOption = Annotated[
     str | None,

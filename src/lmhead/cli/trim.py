@@ -136,8 +136,9 @@ def trim(
         bool,
         typer.Option(
             "--quick",
-            help="A first look in seconds: the model runs on 2,048 tokens and 16 continuations of "
-            "32 at most, the proof on 4 prompts. More of what it would say may be missing.",
+            help="A first look in seconds: the model runs on at most 2,048 tokens and 16 "
+            "continuations of 32 tokens, the proof on 4 prompts, so more of what it would say may "
+            "be missing.",
         ),
     ] = False,
     no_resume: Annotated[
@@ -204,12 +205,17 @@ def trim(
             ray=ray,
             link=link,
         )
-        if plan or out is None:
-            report = run.plan_trim(request, form.value, render.progress)
-        else:
-            report = run.trim_model(
-                request, out, form=form.value, force=force, progress=render.progress
-            )
+        try:
+            if plan or out is None:
+                report = run.plan_trim(request, form.value, render.progress)
+            else:
+                report = run.trim_model(
+                    request, out, form=form.value, force=force, progress=render.progress
+                )
+        except KeyboardInterrupt:
+            if coverage is not None and request.resume:
+                render.note("interrupted; the same command resumes after the last finished stage")
+            raise
         if texts is not None:
             warn_skipped(texts)
     if json:
