@@ -157,7 +157,7 @@ def test_quick_is_what_its_help_says_and_says_what_it_is_worth(
     texts = (" ".join(words[at % 40 : at % 40 + 30]) for at in range(480))
     corpus.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts), "utf-8")
     plan = ("trim", tiny, "--corpus", corpus, "--plan", "--no-resume")
-    named = ("--positions", 2048, "--continuations", 16, "--max-tokens", 32, "--proof-prompts", 4)
+    named = ("--positions", 512, "--continuations", 8, "--max-tokens", 16, "--proof-prompts", 4)
     found = {}
     for name, options in (("whole", ()), ("quick", ("--quick",)), ("named", named)):
         code, text, err = call(capsys, *plan, *options, "--json")
@@ -165,7 +165,7 @@ def test_quick_is_what_its_help_says_and_says_what_it_is_worth(
         found[name] = json.loads(text)["coverage"]
     assert found["quick"] == found["named"]
     whole, quick = found["whole"]["estimate"], found["quick"]["estimate"]
-    assert (quick["texts"], quick["max_tokens"]) == (16, 32)
+    assert (quick["texts"], quick["max_tokens"]) == (8, 16)
     assert (whole["texts"], whole["max_tokens"]) == (32, 64)  # two thirds of the 48 held back
 
     code, text, _ = call(capsys, *plan, "--quick")

@@ -136,9 +136,9 @@ def trim(
         bool,
         typer.Option(
             "--quick",
-            help="A first look in seconds: the model runs on at most 2,048 tokens and 16 "
-            "continuations of 32 tokens, the proof on 4 prompts, so more of what it would say may "
-            "be missing.",
+            help="A first look in seconds: the model reads at most 512 tokens and continues 8 "
+            "texts by 16, and the proof runs on 4 prompts, so more of what it would say may be "
+            "missing.",
         ),
     ] = False,
     no_resume: Annotated[
@@ -172,8 +172,8 @@ def trim(
     continuations = renamed("--prompts", prompts, "--continuations", continuations)
     max_tokens = renamed("--length", length, "--max-tokens", max_tokens)
     if quick:
-        positions, continuations = min(positions, 2048), min(continuations, 16)
-        max_tokens, proof_prompts = min(max_tokens, 32), min(proof_prompts, 4)
+        positions, continuations = min(positions, 512), min(continuations, 8)
+        max_tokens, proof_prompts = min(max_tokens, 16), min(proof_prompts, 4)
     if not plan and out is None:
         raise BadInput("--out is missing; give --out DIR to write a trim, or --plan for a preview")
     if no_coverage and coverage is not None:
