@@ -12,7 +12,8 @@ WHEELS ?= .wheels
 COUNT ?= 20000
 JSON_COUNT ?= 5000
 EXAMPLES ?= 2000
-PYTEST ?= --numprocesses 2 --dist loadfile
+# Without the last option, pytest-xdist waits for ever for the other tests of a worker that crashed.
+PYTEST ?= --numprocesses 2 --dist loadfile --max-worker-restart 0
 BIN := $(VENV)/bin
 PIP := -m pip install --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src -name '*.py')
