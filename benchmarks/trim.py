@@ -3,8 +3,9 @@
 Prints ratios from one run. Run: python benchmarks/trim.py [MODEL]
 
 With --corpus FILE (such as examples/documents.py writes) it makes a whole trim with the defaults
-instead, and prints the processor's time of every stage; with --ready it times a trim with a ready
-keep-set: as a command, in a process that has loaded its libraries, and from GGUF to GGUF.
+instead, and prints the processor's time of every stage; with --quick beside it a quick one, and the
+ratio of both. With --ready it times a trim with a ready keep-set: as a command, in a process that
+has loaded its libraries, and from GGUF to GGUF.
 With --judge FOLDER (repeatable) it asks on --corpus, texts that no trim has seen, how often the
 model would leave the keep-set of each trimmed folder: the same continuations, and the same texts
 as it reads them, for all.
@@ -131,12 +132,12 @@ def load_libraries(model: str) -> None:
     load(model)
 
 
-def whole(model: str, corpus: Path) -> None:
-    """Trim with the defaults, from the corpus to the proof."""
+def whole(model: str, corpus: Path, **limits: int) -> float:
+    """Trim with the defaults, from the corpus to the proof; return the seconds by the clock."""
     import torch
 
     load_libraries(model)
-    request = TrimRequest(model, corpus=Corpus((corpus,)), coverage=0.99, resume=False)
+    request = TrimRequest(model, corpus=Corpus((corpus,)), coverage=0.99, resume=False, **limits)
     stages = Stages()
     cpu, wall = time.process_time(), time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
@@ -152,6 +153,7 @@ def whole(model: str, corpus: Path) -> None:
               f"({news.low:.2%} to {news.high:.2%})")  # fmt: skip
     for check in report.proof.checks if report.proof else ():
         print(f"  {check.name}: {check.failed} of {check.tested:,}; {check.note}")
+    return wall
 
 
 def ready(model: str) -> None:
@@ -218,6 +220,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL)
     parser.add_argument("--corpus", type=Path, help="make a whole trim on these texts")
+    parser.add_argument("--quick", action="store_true", help="and a quick one, with --corpus")
     parser.add_argument("--ready", action="store_true", help="trim with a ready keep-set")
     parser.add_argument("--judge", type=Path, action="append", help="a trimmed folder to judge")
     arguments = parser.parse_args()
@@ -226,6 +229,11 @@ if __name__ == "__main__":
     elif arguments.ready:
         ready(arguments.model)
     elif arguments.corpus:
-        whole(arguments.model, arguments.corpus)
+        seconds = whole(arguments.model, arguments.corpus)
+        if arguments.quick:
+            from lmhead.cli.trim import QUICK
+
+            share = whole(arguments.model, arguments.corpus, **QUICK) / seconds
+            print(f"--quick takes {share:.2f} of the time of a whole trim, by the clock")
     else:
         main(arguments.model)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lmhead.trim.report import Coverage, Saving, TrimReport
 
 _DEFAULT_COVERAGE = 0.99
+QUICK = {"positions": 512, "continuations": 8, "max_tokens": 16, "proof_prompts": 4}
 
 
 class Form(StrEnum):
@@ -136,9 +137,10 @@ def trim(
         bool,
         typer.Option(
             "--quick",
-            help="A first look in seconds: the model reads at most 512 tokens and continues 8 "
-            "texts by 16, and the proof runs on 4 prompts, so more of what it would say may be "
-            "missing.",
+            help="A first look in seconds: the model reads at most "
+            f"{QUICK['positions']} tokens and continues {QUICK['continuations']} texts by "
+            f"{QUICK['max_tokens']}, and the proof runs on {QUICK['proof_prompts']} prompts, so "
+            "more of what it would say may be missing.",
         ),
     ] = False,
     no_resume: Annotated[
@@ -172,8 +174,10 @@ def trim(
     continuations = renamed("--prompts", prompts, "--continuations", continuations)
     max_tokens = renamed("--length", length, "--max-tokens", max_tokens)
     if quick:
-        positions, continuations = min(positions, 512), min(continuations, 8)
-        max_tokens, proof_prompts = min(max_tokens, 16), min(proof_prompts, 4)
+        positions = min(positions, QUICK["positions"])
+        continuations = min(continuations, QUICK["continuations"])
+        max_tokens = min(max_tokens, QUICK["max_tokens"])
+        proof_prompts = min(proof_prompts, QUICK["proof_prompts"])
     if not plan and out is None:
         raise BadInput("--out is missing; give --out DIR to write a trim, or --plan for a preview")
     if no_coverage and coverage is not None:
